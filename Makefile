@@ -1,0 +1,95 @@
+# `make demo` and `make test` each work alone, in a fresh clone, with nothing but Python there.
+# `make help` lists the rest.
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+export PYTHON
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+
+# pytest: -n 2 is a pytest-xdist process for each core of a small machine.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
+# For one test: make test ARGS='-k name'
+ARGS ?=
+
+SOURCES := $(wildcard celery_durable example_project benchmarks scripts tests)
+
+# An empty HOME sends caches to the root folder; without one, programs ask the user database.
+ifeq ($(strip $(HOME)),)
+unexport HOME
+endif
+
+.PHONY: help
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
+
+.PHONY: demo
+demo: $(RUNTIME) ## a task sleeps, everything is killed, and it goes on (needs no server)
+	@$(BIN)/python -m example_project.demo
+
+.PHONY: test
+# pytest-celery parametrises its fixtures from sets: two pytest processes see one order only
+# when they hash alike.
+test: export PYTHONHASHSEED := 0
+test: $(DEV) services ## all tests, on real servers that they start themselves
+	$(PYTEST) -n $(WORKERS) $(ARGS)
+
+.PHONY: test-unit
+test-unit: $(DEV) ## the tests that need no server, no process and no time
+	$(PYTEST) tests/unit $(ARGS)
+
+.PHONY: check
+check: $(DEV) ## lint, format, types, layers, sizes, documentation
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_size.py
+	@if [ -f scripts/check_docs.py ]; then $(BIN)/python scripts/check_docs.py; fi
+
+.PHONY: format
+format: $(DEV) ## let ruff put the code in order
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+.PHONY: bench
+bench: $(DEV) services ## the benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: bench-quick
+bench-quick: $(DEV) services ## the benchmarks, a minute's worth
+	$(BIN)/python -m benchmarks --quick $(ARGS)
+
+.PHONY: soak
+soak: $(DEV) services ## the benchmarks' long run
+	$(BIN)/python -m benchmarks --soak $(ARGS)
+
+.PHONY: services
+services: ## find PostgreSQL, Redis and RabbitMQ, or install them
+	@scripts/install_services.sh
+
+.PHONY: venv
+venv: $(DEV) ## the virtual environment for development, in .venv
+
+$(RUNTIME): pyproject.toml scripts/create_venv.sh
+	@scripts/create_venv.sh $(VENV)
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	@echo "Adding the development tools to $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev]'
+	@touch $@
+
+.PHONY: clean
+clean: ## remove what was built, installed and cached here
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+	    .mypy_cache .pytest_cache .ruff_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
