@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections import UserDict
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Final, Protocol, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from celery_durable import checks
 from celery_durable.checks import URL_VARIABLE, redacted
@@ -31,14 +30,6 @@ class Unset(Enum):
 
 
 UNSET: Final = Unset.UNSET
-
-
-class Conf(Protocol):
-    """What is read of Celery's configuration; a dict will do."""
-
-    def get(self, key: str, default: object = None, /) -> object: ...
-
-    def keys(self) -> Iterable[object]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +76,7 @@ class Settings:
     @classmethod
     def from_conf(
         cls,
-        conf: Conf,
+        conf: Mapping[str, Any],
         *,
         app_name: str | None,
         embedded: bool,
@@ -93,7 +84,7 @@ class Settings:
         overrides: Mapping[str, object] | None = None,
         serializers: Collection[str] | None = None,
     ) -> Settings:
-        """Read and check the settings.
+        """Read and check the settings in Celery's configuration, or in a dict of that kind.
 
         ``embedded`` says that everything runs in one process, which makes a local database file
         and any app name good enough. ``overrides``, with or without the ``durable_`` prefix, win
@@ -130,7 +121,7 @@ class Settings:
         problems: list[str] = []
         attributes = {name: getattr(task, name, UNSET) for name in _TASK_ATTRIBUTES}
         given = {name: value for name, value in attributes.items() if value is not UNSET}
-        label = f"task {getattr(task, 'name', None) or task!r}: "
+        label = f"task {getattr(task, 'name', None) or repr(task)}: "
         values = _checked(given, label, problems)
         inherited = (self.lease_ttl, self.heartbeat_interval)
         _fit_interval(values, given, inherited, label, problems)
@@ -148,13 +139,15 @@ class Settings:
 # Where a setting comes from
 
 
-def _given(conf: Conf, overrides: Mapping[str, object], problems: list[str]) -> dict[str, object]:
+def _given(
+    conf: Mapping[str, Any], overrides: Mapping[str, object], problems: list[str]
+) -> dict[str, object]:
     """What the user has set, by field name. Names that nothing reads become problems."""
-    loaded = _loaded(conf)
-    spelling = _Spelling(getattr(loaded, "prefix", None) or "")
-    problems.extend(spelling.misnamed(loaded.keys()))
     # Never add_defaults(): Celery 5.7 lets it win over what config_from_object() brought.
-    found = {name: loaded.get(PREFIX + name, UNSET) for name in _NAMES}
+    found = {name: conf.get(PREFIX + name, UNSET) for name in _NAMES}
+    # After the first get(): only then has Celery loaded the configuration and its namespace.
+    spelling = _Spelling(getattr(conf, "prefix", None) or "")
+    problems.extend(spelling.misnamed(conf.keys()))
     given = {name: value for name, value in found.items() if value is not UNSET}
     for key, value in overrides.items():
         name = key.removeprefix(PREFIX)
@@ -163,12 +156,6 @@ def _given(conf: Conf, overrides: Mapping[str, object], problems: list[str]) -> 
         else:
             problems.append(f"Durable() does not know the setting {key}{_nearest(name, str)}")
     return given
-
-
-def _loaded(conf: Any) -> Conf:
-    # Celery's conf before its first use is a UserDict, whose `data` loads the real one.
-    loaded: Conf = conf.data if isinstance(conf, UserDict) else conf
-    return loaded
 
 
 @dataclass(frozen=True, slots=True)
