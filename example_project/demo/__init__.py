@@ -1,0 +1,1 @@
+"""The demo: kill everything while a task sleeps for three days, and watch it wake on time."""

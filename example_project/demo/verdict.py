@@ -1,0 +1,148 @@
+"""Whether the play went as it must. Every sentence states what was counted or measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from example_project.demo.scene import Run, Scene, Story, Wake, wakes
+
+MAX_LATE_SECONDS = 5.0
+CLOCK_SECONDS = 0.01
+"""How much two readings of one machine's clock, by two programs, may differ by rounding."""
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """A sleep that the code asks for: so many seconds, or until an instant."""
+
+    seconds: float | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """How the story of one task must go."""
+
+    title: str
+    result: object
+    actions: tuple[str, ...]
+    sleeps: tuple[Sleep, ...]
+
+
+@dataclass(frozen=True)
+class Dark:
+    """The time in which every process was dead, and the states of the tasks in the middle."""
+
+    killed_at: float
+    restarted_at: float
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    passed: bool
+    text: str
+
+
+def judge(scene: Scene, plots: tuple[Plot, ...], dark: Dark) -> list[Check]:
+    checks = [_slept_in_the_dark(dark), _nothing_ran_in_the_dark(scene, dark)]
+    stories = {story.title: story for story in scene.stories}
+    for plot in plots:
+        story = stories[plot.title]
+        checks += [
+            _steps_ran_once(story, plot),
+            _slept_as_asked(story, plot, scene),
+            _ended_well(story, plot, dark),
+        ]
+    return [*checks, _beat_went_on(scene, dark), _pages_once(scene)]
+
+
+def _slept_in_the_dark(dark: Dark) -> Check:
+    states = ", ".join(f"{count} {state}" for state, count in Counter(dark.states).items())
+    sleeping = set(dark.states) == {"SLEEPING"}
+    return Check(sleeping, f"states of the results while every process was dead: {states}")
+
+
+def _nothing_ran_in_the_dark(scene: Scene, dark: Dark) -> Check:
+    instants = [instant for story in scene.stories for instant in _instants(story)]
+    instants += [act.done_at for act in (*scene.digests, *scene.exports)]
+    seen = [instant for instant in instants if dark.killed_at < instant < dark.restarted_at]
+    seconds = dark.restarted_at - dark.killed_at
+    return Check(not seen, f"{len(seen)} runs and steps in the {seconds:.1f} s without a process")
+
+
+def _instants(story: Story) -> Iterator[float]:
+    yield from (run.started_at for run in story.runs)
+    yield from (act.done_at for act in story.acts)
+
+
+def _steps_ran_once(story: Story, plot: Plot) -> Check:
+    passed = story.action_counts == Counter(plot.actions)
+    return Check(passed, f"{story.title}: steps that ran: {story.counts_text or 'none'}")
+
+
+def _slept_as_asked(story: Story, plot: Plot, scene: Scene) -> Check:
+    """Each sleep is due when the code asked for it, and ends then: not before, and not much later.
+
+    A due time is counted from the run that wrote it, whatever was killed afterwards.
+    """
+    seen = wakes(story, scene.uptimes)
+    as_asked = len(story.dues) == len(plot.sleeps) and all(
+        _is_due_as_asked(due, sleep, story.runs[number : number + 1])
+        for number, (due, sleep) in enumerate(zip(story.dues, plot.sleeps, strict=True))
+    )
+    on_time = len(seen) == len(plot.sleeps) and all(
+        not wake.is_early and wake.late_seconds <= MAX_LATE_SECONDS for wake in seen
+    )
+    late = ", ".join(map(_lateness, seen)) or "never"
+    text = f"{story.title}: woke after it was due by {late} (limit {MAX_LATE_SECONDS:.0f} s)"
+    return Check(as_asked and on_time, text if as_asked else f"{text}; not due when asked for")
+
+
+def _lateness(wake: Wake) -> str:
+    text = f"{wake.late_seconds * 1000:+.0f} ms"
+    absent = wake.possible_at - wake.due_at
+    return f"{text} from the restart, which came {absent:.1f} s too late" if absent > 0 else text
+
+
+def _is_due_as_asked(due: float, sleep: Sleep, asked_by: tuple[Run, ...]) -> bool:
+    if sleep.until is not None:
+        return abs(due - sleep.until) <= CLOCK_SECONDS
+    return sleep.seconds is not None and all(
+        run.started_at - CLOCK_SECONDS
+        <= due - sleep.seconds
+        <= (run.ended_at or run.started_at + MAX_LATE_SECONDS) + CLOCK_SECONDS
+        for run in asked_by
+    )
+
+
+def _ended_well(story: Story, plot: Plot, dark: Dark) -> Check:
+    """The right result, one run more than sleeps, and no process from before the kill after it."""
+    before = {run.pid for run in story.runs if run.started_at < dark.killed_at}
+    after = {run.pid for run in story.runs if run.started_at >= dark.killed_at}
+    replayed = len(story.runs) == len(plot.sleeps) + 1 and not before & after
+    right = story.state == "SUCCESS" and story.result == plot.result
+    processes = ", ".join(str(run.pid) for run in story.runs)
+    text = (
+        f"{story.title}: {story.state}, {story.result!r},"
+        f" after {len(story.runs)} runs of the body (processes {processes})"
+    )
+    wanted = f"; expected: {plot.result!r} after {len(plot.sleeps) + 1} runs"
+    return Check(replayed and right, text if replayed and right else text + wanted)
+
+
+def _beat_went_on(scene: Scene, dark: Dark) -> Check:
+    """Each entry of the beat schedule ran again after the restart."""
+    digests = sum(act.done_at > dark.restarted_at for act in scene.digests)
+    exports = len({act.subject for act in scene.exports if act.done_at > dark.restarted_at})
+    text = f"beat schedule: {digests} digest(s) and {exports} export(s) after the restart"
+    return Check(digests > 0 and exports > 0, text)
+
+
+def _pages_once(scene: Scene) -> Check:
+    counts = Counter((act.subject, act.action) for act in scene.exports)
+    twice = [page for page, count in counts.items() if count > 1]
+    text = f"beat schedule: {len(counts)} exported page(s), {len(twice)} written twice"
+    return Check(not twice, text)
