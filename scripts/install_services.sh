@@ -51,22 +51,23 @@ install_on_debian() {
     apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "$@" >/dev/null
 }
 
-mapfile -t missing < <(missing_packages)
-[ "${#missing[@]}" -eq 0 ] && exit 0
+missing="$(missing_packages)"
+[ -z "$missing" ] && exit 0
+read -r -d '' -a packages <<<"$missing" || true
 
 if [ -f /etc/debian_version ] && [ "$(id -u)" = 0 ]; then
-    echo "Installing for the tests: ${missing[*]} ..."
-    install_on_debian "${missing[@]}"
-    mapfile -t missing < <(missing_packages)
-    [ "${#missing[@]}" -eq 0 ] && exit 0
-    echo "Installed, and still not found: ${missing[*]}" >&2
+    echo "Installing for the tests: ${packages[*]} ..."
+    install_on_debian "${packages[@]}"
+    missing="$(missing_packages)"
+    [ -z "$missing" ] && exit 0
+    printf 'Installed, and still not found:\n%s\n' "$missing" >&2
     exit 1
 fi
 
 cat >&2 <<MESSAGE
-The tests start servers of their own, and these programs are missing: ${missing[*]}
+The tests start servers of their own, and these programs are missing: ${packages[*]}
 
-  Debian, Ubuntu:  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}
+  Debian, Ubuntu:  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${packages[*]}
   elsewhere:       install Redis, RabbitMQ and PostgreSQL, and put redis-server, rabbitmq-server,
                    epmd, initdb and postgres on the PATH
 
