@@ -1,0 +1,79 @@
+"""Celery's own programs as processes: a worker, a beat, any other subcommand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.nodes.process import LocalProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def celery_command(module: str, *arguments: str) -> list[str]:
+    """The command line of `celery -A module …` with the Python that runs the tests."""
+    return [sys.executable, "-m", "celery", "-A", module, *arguments]
+
+
+class CeleryProcess(LocalProcess):
+    """`celery -A module …`, ready when `ready` is in its log."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        env: Mapping[str, str],
+        ready: str | None = None,
+    ) -> None:
+        # The project's own folder first: the process runs in a temporary one.
+        environment = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **env}
+        command = celery_command(module, *arguments)
+        super().__init__(name, command, folder=folder, env=environment, ready=ready)
+
+
+class Worker(CeleryProcess):
+    """`celery worker`, ready when it says so: it is connected and consumes."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        options: Sequence[str] = (),
+        *,
+        folder: Path,
+        env: Mapping[str, str],
+        pool: str = "prefork",
+        concurrency: int = 2,
+        queues: str | None = None,
+    ) -> None:
+        #: The node name, as `app.control` and `inspect` know it.
+        self.hostname = f"{name}@{folder.name}"
+        arguments = ["worker", "-n", self.hostname, "-P", pool, "-c", str(concurrency)]
+        arguments += ["-l", "INFO", *(["-Q", queues] if queues else []), *options]
+        super().__init__(name, module, arguments, folder=folder, env=env, ready=" ready.")
+
+    def pool_pids(self) -> list[int]:
+        """The living pool processes of a prefork worker."""
+        return self.children()
+
+
+class Beat(CeleryProcess):
+    """`celery beat`, ready when it has started its scheduler."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        options: Sequence[str] = (),
+        *,
+        folder: Path,
+        env: Mapping[str, str],
+    ) -> None:
+        # No pid file: after a kill -9 it would be a stale one.
+        files = ["--pidfile=", "-s", str(folder / f"{name}-schedule")]
+        arguments = ["beat", "-l", "INFO", *files, *options]
+        super().__init__(name, module, arguments, folder=folder, env=env, ready="beat: Starting")
