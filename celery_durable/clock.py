@@ -27,6 +27,10 @@ class Clock(Protocol):
         """Wait until the event is set or the seconds are over. True: it is set."""
         ...
 
+    def pause(self, seconds: float) -> None:
+        """Wait for so long."""
+        ...
+
 
 class SystemClock:
     """The machine's monotonic clock."""
@@ -36,6 +40,9 @@ class SystemClock:
 
     def wait(self, event: Waitable, seconds: float) -> bool:
         return event.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(max(seconds, 0.0))
 
 
 def monotonic() -> float:

@@ -1,0 +1,98 @@
+"""Claiming what arrives, and telling the worker's main process what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from celery_durable.clock import Clock, SystemClock
+from celery_durable.errors import StoreUnavailable
+from celery_durable.records import (
+    Claim,
+    Delivery,
+    LeaseKey,
+    Outcome,
+    OutcomeKind,
+    Refusal,
+    Scheduled,
+)
+from celery_durable.runtime import Runtime
+from celery_durable.settings import TaskSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Verdict:
+    """What the worker's main process is told of a delivery."""
+
+    CLAIMED = 1
+    DECLINED = 2
+    CANCELLED = 3
+    EXPIRED = 4
+    PUT_BACK = 5
+
+
+class Reporter(Protocol):
+    """The way to the worker's main process."""
+
+    def report(self, number: int, verdict: int, key: LeaseKey | None) -> None: ...
+
+    @property
+    def is_stopping(self) -> bool: ...
+
+
+class Claiming:
+    """Claims deliveries for one process."""
+
+    def __init__(
+        self, runtime: Callable[[], Runtime], reporter: Reporter, clock: Clock | None = None
+    ) -> None:
+        self._runtime = runtime
+        self._reporter = reporter
+        self._clock = clock or SystemClock()
+
+    def claim(self, delivery: Delivery, limits: TaskSettings) -> Claim | Refusal | Scheduled | None:
+        """Claim a delivery.
+
+        While the database is away a first delivery is held, and tried again: its message is the only
+        thing that there is of it. A wake is dropped: its row will send another. None: the worker stops,
+        and the message has to go back to the broker.
+        """
+        pause = 0.2
+        while True:
+            try:
+                return self._claim(delivery, limits)
+            except StoreUnavailable as error:
+                if delivery.is_wake:
+                    return Refusal(f"its row will send another: {error.reason}")
+                if self._reporter.is_stopping:
+                    return None
+                logger.warning("%s[%s] is held: %s", delivery.task_name, delivery.task_id, error)
+                self._clock.pause(pause)
+                pause = min(pause * 2, 5.0)
+
+    def _claim(self, delivery: Delivery, limits: TaskSettings) -> Claim | Refusal | Scheduled:
+        runtime = self._runtime()
+        return runtime.health.watch(
+            lambda: runtime.store.claims.claim(
+                delivery, runtime.owner, limits.lease_ttl, limits.max_crashes, runtime.health.outage
+            )
+        )
+
+    def accept(self, number: int, key: LeaseKey) -> None:
+        """The claim has committed: the message belongs to the lease now, and can be acknowledged."""
+        self._reporter.report(number, Verdict.CLAIMED, key)
+
+    def decline(self, number: int) -> None:
+        """There is nothing to run: the message can be acknowledged."""
+        self._reporter.report(number, Verdict.DECLINED, None)
+
+    def put_back(self, number: int) -> None:
+        """The message could not be claimed: the broker gets it back."""
+        self._reporter.report(number, Verdict.PUT_BACK, None)
+
+    def revoke(self, number: int, key: LeaseKey, outcome: Outcome) -> None:
+        """A cancel or an expiry is to be told by the main process, which then ends the row."""
+        kind = Verdict.CANCELLED if outcome.kind == OutcomeKind.CANCELLED else Verdict.EXPIRED
+        self._reporter.report(number, kind, key)

@@ -1,0 +1,97 @@
+"""Dispatch: due rows become wake messages. The whole of the scheduler's work on executions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery_durable import signals
+from celery_durable.clock import Clock, SystemClock
+from celery_durable.publisher import Publisher
+from celery_durable.records import OutcomeKind
+from celery_durable.runtime import Runtime
+from celery_durable.store.due import Batch, Crashed
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which one pass goes on finding full batches before it lets others have their turn.
+PASS_SECONDS = 1.0
+
+
+class Dispatcher:
+    """Takes due rows, publishes them, notes what the broker confirmed.
+
+    ``limits(task_name)`` gives a task's crash limit and lease ttl.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        runtime: Runtime,
+        limits: Callable[[str], tuple[int | None, float]],
+        clock: Clock | None = None,
+    ) -> None:
+        self._app = app
+        self._runtime = runtime
+        self._limits = limits
+        self._clock = clock or SystemClock()
+        self._publisher = Publisher(app)
+
+    def run_once(self) -> int:
+        """One batch. Returns how many rows were due.
+
+        Raises:
+            StoreUnavailable: the database is away. What was published may be published again.
+        """
+        runtime = self._runtime
+        store, settings = runtime.store, runtime.settings
+        batch = runtime.health.watch(
+            lambda: store.due.take(settings.batch_size, self._limits, runtime.health.outage)
+        )
+        self._report(batch)
+        if batch.outgoing:
+            sent, unsent = self._publisher.publish(batch.outgoing)
+            if sent:
+                store.due.confirm(sent, settings.resend_delay)
+            if unsent:
+                store.due.give_back(unsent)
+        return len(batch)
+
+    def run(self) -> int:
+        """Batches until nothing is due, for a second at most. Returns how many rows were due."""
+        until = self._clock.monotonic() + PASS_SECONDS
+        total = 0
+        while True:
+            count = self.run_once()
+            total += count
+            if count < self._runtime.settings.batch_size or self._clock.monotonic() >= until:
+                return total
+
+    def close(self) -> None:
+        """Let go of the broker connection."""
+        self._publisher.close()
+
+    def _report(self, batch: Batch) -> None:
+        for key in batch.unreadable:
+            logger.error("Row %s cannot be read and is set aside for an hour", key)
+        for crashed in batch.crashed:
+            self._report_crash(crashed)
+
+    def _report_crash(self, crashed: Crashed) -> None:
+        outcome = crashed.outcome
+        if outcome is not None and outcome.kind == OutcomeKind.QUARANTINED:
+            logger.error("%s[%s] is quarantined: %s", crashed.task_name, crashed.task_id, outcome.reason)
+            signals.task_quarantined.send(
+                sender=self._app.tasks.get(crashed.task_name) or crashed.task_name,
+                task_id=crashed.task_id,
+                token=None,
+                reason=outcome.reason,
+            )
+        else:
+            logger.warning(
+                "The lease of %s[%s] ran out: its worker is gone (%s)",
+                crashed.task_name,
+                crashed.task_id,
+                f"crash {crashed.crashes}" if crashed.counted else "not counted as a crash",
+            )

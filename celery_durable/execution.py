@@ -1,0 +1,365 @@
+"""One run of a durable task: its durable calls, held against the journal and written under the lease."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypeVar
+
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_durable.clock import Clock, SystemClock
+from celery_durable.codec import Codec
+from celery_durable.errors import (
+    LeaseLost,
+    NotDurable,
+    Park,
+    ReplayDivergence,
+    StepLimitExceeded,
+    StoreUnavailable,
+)
+from celery_durable.lease import Lease
+from celery_durable.records import Claim, Due, JournalEntry, Kind, LeaseKey
+from celery_durable.replay import Journal, describe, fits, timer_id
+from celery_durable.shield import Shield
+
+logger = logging.getLogger(__name__)
+
+#: A sleep shorter than this (seconds) is slept in place, under the lease: parking would take longer.
+SHORT_SLEEP = 1.0
+#: For so many seconds the database's time is reckoned from the last time it was heard.
+TIME_TRUST = 5.0
+
+Answer = TypeVar("Answer")
+
+
+class RunStore(Protocol):
+    """What a run needs of the store's statements on runs."""
+
+    def record(self, key: LeaseKey, entries: list[JournalEntry]) -> bool: ...
+
+    def record_sleep(self, key: LeaseKey, entries: list[JournalEntry], due: Due) -> datetime | None: ...
+
+    def park(self, key: LeaseKey, due: Due, *, entries: list[JournalEntry]) -> datetime | None: ...
+
+
+class Announcer(Protocol):
+    """Tells the world outside of a sleep. Nothing that it does may stop the sleep."""
+
+    def going_to_sleep(self, due_at: datetime, name: str, timer: str) -> None: ...
+
+    def parked(self, due_at: datetime, name: str) -> None: ...
+
+    def refused(self) -> None: ...
+
+
+class Execution:
+    """The durable calls of one run.
+
+    Arguments:
+        claim: what the claim handed over.
+        asked_at: the monotonic instant before the claim was sent.
+        now: asks the database for its time.
+        stop_heartbeat: ends the renewals; called before a write that gives the lease up.
+    """
+
+    def __init__(
+        self,
+        task_name: str,
+        claim: Claim,
+        lease: Lease,
+        *,
+        runs: RunStore,
+        codec: Codec,
+        announcer: Announcer,
+        step_limit: int,
+        asked_at: float,
+        now: Callable[[], datetime],
+        stop_heartbeat: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.task_name = task_name
+        self.claim = claim
+        self.lease = lease
+        self.journal = Journal(claim.journal)
+        self.shield = Shield()
+        self.is_parked = False
+        self.divergence: ReplayDivergence | None = None
+        self._runs = runs
+        self._codec = codec
+        self._announcer = announcer
+        self._step_limit = step_limit
+        self._clock = clock or SystemClock()
+        self._now = now
+        self._heard = (claim.claimed_at, asked_at)
+        self._stop_heartbeat = stop_heartbeat
+        self._in_step = False
+        self._thread = threading.get_ident()
+        # Steps that raised since the last write: journaled when the body turns out to have handled them.
+        self.unwritten: list[JournalEntry] = []
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.claim.key
+
+    # -- the durable calls ----------------------------------------------------------------------
+
+    def step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``fn`` once per task. See ``celery_durable.step``."""
+        name = step_name(fn)
+        recorded = self._next_call("step()", Kind.STEP, name)
+        if recorded is not None:
+            return self._replayed(recorded)
+        position = self.journal.position
+        value = self._run_step(position, name, fn, args, kwargs)
+        try:
+            payload = self._codec.encode(value)
+        except Exception as error:
+            raise self._failed(position, name, error) from None
+        entry = JournalEntry(
+            position,
+            Kind.STEP,
+            name,
+            payload=payload.data,
+            content_type=payload.content_type,
+            content_encoding=payload.content_encoding,
+        )
+        with self.shield.closed():
+            entries = [*self.unwritten, entry]
+            if not self.persevere(lambda: self._runs.record(self.key, entries)):
+                self.refuse()
+            self.unwritten = []
+        return self._codec.decode(payload.data, payload.content_type, payload.content_encoding)
+
+    def sleep(self, seconds: float, name: str | None) -> None:
+        """Sleep for some seconds. See ``celery_durable.sleep``."""
+        recorded = self._next_call("sleep()", Kind.SLEEP, name or "")
+        if recorded is not None:
+            self._sleep_on(recorded)
+            return
+        with self.shield.closed():
+            due_at = self.database_time() + timedelta(seconds=seconds)
+        self._fall_asleep(due_at, name or "")
+
+    def sleep_until(self, when: datetime, name: str | None) -> None:
+        """Sleep until an instant (aware, UTC). See ``celery_durable.sleep_until``."""
+        recorded = self._next_call("sleep_until()", Kind.SLEEP, name or "")
+        if recorded is not None:
+            self._sleep_on(recorded)
+        else:
+            self._fall_asleep(when, name or "")
+
+    # -- positions and replay -------------------------------------------------------------------
+
+    def _next_call(self, call: str, kind: str, name: str) -> JournalEntry | None:
+        """Take the next position. What was journaled there, if anything; it fits the call."""
+        if threading.get_ident() != self._thread:
+            raise NotDurable(call, "in another thread")
+        if self._in_step:
+            raise NotDurable(call, "inside a step")
+        self.go_on()
+        if self.journal.position >= self._step_limit:
+            raise StepLimitExceeded(self._step_limit)
+        position = self.journal.advance()
+        recorded = self.journal.recorded()
+        if recorded is not None and not fits(recorded, kind, name):
+            self.divergence = ReplayDivergence(
+                self.task_name,
+                self.key.task_id,
+                position,
+                describe(recorded.kind, recorded.name),
+                describe(kind, name),
+            )
+            raise self.divergence
+        return recorded
+
+    def go_on(self) -> None:
+        """Raise what should have ended the body already: a swallowed sleep or divergence, a lost lease."""
+        if self.is_parked:
+            raise Park
+        if self.divergence is not None:
+            raise self.divergence
+        self.lease.check()
+
+    def _replayed(self, recorded: JournalEntry) -> Any:
+        stored = (recorded.payload, recorded.content_type, recorded.content_encoding)
+        if recorded.kind == Kind.ERROR:
+            raise self._codec.decode_exception(*stored)
+        return self._codec.decode(*stored)
+
+    def _run_step(
+        self,
+        position: int,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        self._in_step = True
+        try:
+            return fn(*args, **kwargs)
+        except (Ignore, Reject, Retry, LeaseLost):
+            # Celery's and our own control flow is no result of a step.
+            raise
+        except Exception as error:
+            failure = self._failed(position, name, error)
+            if failure is error:
+                raise
+            raise failure from error
+        finally:
+            self._in_step = False
+
+    def _failed(self, position: int, name: str, error: Exception) -> BaseException:
+        """Keep the exception of a step until it shows whether the body handles it."""
+        payload, replayed = self._codec.encode_exception(error)
+        self.unwritten.append(
+            JournalEntry(
+                position,
+                Kind.ERROR,
+                name,
+                payload=payload.data,
+                content_type=payload.content_type,
+                content_encoding=payload.content_encoding,
+            )
+        )
+        return replayed
+
+    # -- sleeping -------------------------------------------------------------------------------
+
+    def _fall_asleep(self, due_at: datetime, name: str) -> None:
+        entries = [*self.unwritten, JournalEntry(self.journal.position, Kind.SLEEP, name)]
+        with self.shield.closed():
+            remaining = self._seconds_until(due_at)
+        if remaining >= SHORT_SLEEP:
+            self._park(due_at, name, entries)
+        with self.shield.closed():
+            due = Due(at=due_at)
+            if self.persevere(lambda: self._runs.record_sleep(self.key, entries, due)) is None:
+                self.refuse()
+            self.unwritten = []
+        self._wait_in_place(due_at)
+
+    def _sleep_on(self, recorded: JournalEntry) -> None:
+        """A sleep that was journaled: over, or to be slept to its end. Its first due time holds."""
+        if recorded.is_over or recorded.due_at is None:
+            return
+        with self.shield.closed():
+            remaining = self._seconds_until(recorded.due_at)
+        if remaining >= SHORT_SLEEP:
+            self._park(recorded.due_at, recorded.name, [])
+        self._wait_in_place(recorded.due_at)
+
+    def _wait_in_place(self, due_at: datetime) -> None:
+        """A short sleep: it ends at once when the lease is lost."""
+        while (remaining := self._seconds_until(due_at)) > 0:
+            if self._clock.wait(self.lease.lost_event, min(remaining, max(self.lease.remaining, 0.01))):
+                break
+            self.lease.check()
+        self.lease.check()
+
+    def _park(self, due_at: datetime, name: str, entries: list[JournalEntry]) -> None:
+        """Write the sleep, give the lease up, leave the body."""
+        with self.shield.closed():
+            # Before the park commits: written after it, this state could land on top of what the woken
+            # run has stored (result stores do not guard every state against that).
+            timer = timer_id(self.key.task_id, self.journal.position)
+            self._announcer.going_to_sleep(due_at, name, timer)
+            self.lease.check()
+            self.lease.close()
+            due = Due(at=due_at)
+            parked = self.persevere(lambda: self._runs.park(self.key, due, entries=entries))
+            if parked is None:
+                self.lease.reopen()
+                self.refuse()
+            self.is_parked = True
+            self.unwritten = []
+            self._stop_heartbeat()
+            self._announcer.parked(parked or due_at, name)
+        raise Park
+
+    def refuse(self) -> None:
+        """The store says that this run does not own its task: it ends here, as lost."""
+        self.lease.mark_lost("another worker or an operator has taken the task")
+        self._announcer.refused()
+        self.lease.check()
+
+    # -- the database: its time, and its absence ------------------------------------------------
+
+    def database_time(self) -> datetime:
+        """The database's time, reckoned on for some seconds from when it was last heard.
+
+        The reckoning starts before the question was sent, so it is never behind.
+        """
+        heard, asked_at = self._heard
+        if self._clock.monotonic() - asked_at > TIME_TRUST:
+            asked_at = self._clock.monotonic()
+            heard = self.persevere(self._now)
+            self._heard = (heard, asked_at)
+        return heard + timedelta(seconds=self._clock.monotonic() - asked_at)
+
+    def _seconds_until(self, instant: datetime) -> float:
+        return (instant - self.database_time()).total_seconds()
+
+    def persevere(self, statement: Callable[[], Answer]) -> Answer:
+        """Run a statement, and while the database is away try it again for as long as the lease lasts.
+
+        Raises LeaseLost when it does not come back in time.
+        """
+        pause = 0.1
+        while True:
+            try:
+                return statement()
+            except StoreUnavailable as error:
+                if self._clock.monotonic() + pause >= self.lease.deadline:
+                    self.lease.reopen()
+                    self.lease.mark_timed_out()
+                    self.lease.check()
+                logger.warning("%s[%s] waits: %s", self.task_name, self.key.task_id, error)
+                self._clock.wait(self.lease.lost_event, pause)
+                pause = min(pause * 2, 2.0)
+
+
+def step_name(fn: Any) -> str:
+    """The name under which a step is journaled: a Celery task's own, else the function's."""
+    while hasattr(fn, "func") and hasattr(fn, "keywords"):
+        fn = fn.func
+    name = getattr(fn, "name", None)
+    if isinstance(name, str) and hasattr(fn, "apply_async"):
+        return name
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+class EagerExecution:
+    """A run by ``.apply()`` or ``task_always_eager``: sleeps return at once, steps run, nothing is written."""
+
+    def __init__(self, lease: Lease, codec: Codec, step_limit: int) -> None:
+        self.lease = lease
+        self._codec = codec
+        self._step_limit = step_limit
+        self._count = 0
+        self._in_step = False
+
+    def step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._next_call("step()")
+        self._in_step = True
+        try:
+            value = fn(*args, **kwargs)
+        finally:
+            self._in_step = False
+        payload = self._codec.encode(value)
+        return self._codec.decode(payload.data, payload.content_type, payload.content_encoding)
+
+    def sleep(self, seconds: float, name: str | None) -> None:
+        self._next_call("sleep()")
+
+    def sleep_until(self, when: datetime, name: str | None) -> None:
+        self._next_call("sleep_until()")
+
+    def _next_call(self, call: str) -> None:
+        if self._in_step:
+            raise NotDurable(call, "inside a step")
+        if self._count >= self._step_limit:
+            raise StepLimitExceeded(self._step_limit)
+        self._count += 1

@@ -1,0 +1,59 @@
+"""Those who come after a task: its ``link`` callbacks and the next of its chain, built as messages.
+
+Celery's tracer would publish them before it stores the result. We let Celery build them in the same way
+and write them as rows with the outcome, so that they are sent if and only if the outcome is accepted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from celery.canvas import group, maybe_signature, signature
+
+from celery_durable.capture import Captured, capturing
+from celery_durable.message import delivery_from_headers
+from celery_durable.records import Follower
+
+
+def build_followers(app: Any, request: Any, value: Any, is_durable: Callable[[str], bool]) -> list[Follower]:
+    """The followers of a task that returned ``value``. Whatever Celery raises for one of them is raised."""
+    with capturing() as caught:
+        options = {
+            "parent_id": request.id,
+            "root_id": request.root_id or request.id,
+            "priority": _priority(app, request),
+        }
+        _apply_callbacks(app, request.callbacks or [], value, options)
+        if request.chain:
+            successor = signature(request.chain[-1], app=app)
+            successor.apply_async((value,), chain=request.chain[:-1], **options)
+    return [_follower(app, item, is_durable(item.task_name)) for item in caught]
+
+
+def _priority(app: Any, request: Any) -> Any:
+    if not app.conf.task_inherit_parent_priority:
+        return None
+    return (request.delivery_info or {}).get("priority")
+
+
+def _apply_callbacks(app: Any, callbacks: list[Any], value: Any, options: dict[str, Any]) -> None:
+    # As in Celery's tracer: groups one by one, the rest as one group, so that the trail is right.
+    signatures = [maybe_signature(callback, app=app) for callback in callbacks]
+    single = []
+    for callback in signatures:
+        if isinstance(callback, group):
+            callback.apply_async((value,), **options)
+        else:
+            single.append(callback)
+    if len(single) == 1:
+        single[0].apply_async((value,), **options)
+    elif single:
+        group(single, app=app).apply_async((value,), **options)
+
+
+def _follower(app: Any, captured: Captured, is_durable: bool) -> Follower:
+    delivery = delivery_from_headers(app, captured.headers, captured.message)
+    key = delivery.task_id if is_durable else str(uuid.uuid4())
+    return Follower(key=key, is_durable=is_durable, delivery=delivery, due=captured.due)

@@ -1,0 +1,137 @@
+"""The wire message: captured as it came, and sent again unchanged but for one header of ours.
+
+The body is never decoded here, so nothing is unpickled, re-encoded or grown by a sleep.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.utils.json import dumps, loads
+
+from celery_durable.records import Delivery, Message, Outgoing, Status
+
+#: Our one header: which send made the message, which version of it this is, which wake brought it.
+HEADER = "durable"
+
+#: What the broker or the transport adds on the way. It is added anew at each send.
+UNSTORED_PROPERTIES = frozenset(
+    {
+        "application_headers",
+        "body_encoding",
+        "content_encoding",
+        "content_type",
+        "delivery_info",
+        "delivery_tag",
+        # The broker's own time limit would drop a wake: ``expires`` limits the first start only.
+        "expiration",
+    }
+)
+_BROKER_HEADERS = re.compile(r"x-(death|first-death-|last-death-|delivery-count|opt-)")
+# RabbitMQ's native delayed delivery in Celery puts 28 binary digits before the routing key.
+_DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
+
+
+def capture(message: Any) -> Message:
+    """A message as a worker received it (a kombu Message)."""
+    headers = {
+        name: value
+        for name, value in message.headers.items()
+        # kombu has decompressed the body already and leaves the header standing.
+        if name not in (HEADER, "compression") and not _BROKER_HEADERS.match(name)
+    }
+    properties = {
+        name: value for name, value in (message.properties or {}).items() if name not in UNSTORED_PROPERTIES
+    }
+    info = message.delivery_info or {}
+    return Message(
+        headers=dumps(headers),
+        properties=dumps(properties),
+        body=as_bytes(message.body, message.content_encoding),
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        compression=message.headers.get("compression"),
+        exchange=info.get("exchange") or "",
+        routing_key=_DELAY_PREFIX.sub("", info.get("routing_key") or ""),
+    )
+
+
+def as_bytes(body: Any, encoding: str | None) -> bytes:
+    """A body as it goes over the wire."""
+    if isinstance(body, str):
+        return body.encode(encoding if encoding not in (None, "binary") else "utf-8")
+    return bytes(body)
+
+
+def mark_send(headers: Mapping[str, Any] | None, send_id: str) -> dict[str, Any]:
+    """Headers with the mark of a new send, which tells a copy from another send of the same id."""
+    return {**(headers or {}), HEADER: {"send_id": send_id}}
+
+
+def mark_of(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Our header as it stands in a message; empty where it is missing or not ours."""
+    mark = headers.get(HEADER)
+    return dict(mark) if isinstance(mark, Mapping) else {}
+
+
+def delivery_of(
+    headers: Mapping[str, Any], message: Message, *, eta: datetime | None, expires: datetime | None
+) -> Delivery:
+    """What the claim has to know about a message that arrived."""
+    mark = mark_of(headers)
+    wake = mark.get("wake")
+    return Delivery(
+        task_id=headers["id"],
+        task_name=headers["task"],
+        send_id=mark.get("send_id"),
+        version=int(mark.get("version") or 0),
+        nesting=int(headers.get("replaced_task_nesting") or 0),
+        is_wake=wake is not None,
+        eta=eta,
+        expires=expires,
+        message=message,
+    )
+
+
+def delivery_from_headers(app: Any, headers: Mapping[str, Any], message: Message) -> Delivery:
+    """What a claim would have to know about a message that was built here."""
+    expires = instant_of_header(app, headers.get("expires"))
+    return delivery_of(headers, message, eta=None, expires=expires)
+
+
+def instant_of_header(app: Any, value: Any) -> datetime | None:
+    """The instant of an ``eta`` or ``expires`` header, read as Celery's worker reads it."""
+    if not value:
+        return None
+    return maybe_make_aware(maybe_iso8601(value), app.timezone)
+
+
+def publish_arguments(outgoing: Outgoing) -> dict[str, Any]:
+    """The arguments of kombu's ``Producer.publish`` that send a row's message as it was first sent.
+
+    Raises ValueError where the stored headers or properties cannot be read.
+    """
+    message = outgoing.message
+    headers, properties = loads(message.headers), loads(message.properties)
+    if not isinstance(headers, dict) or not isinstance(properties, dict):
+        raise ValueError("headers and properties must be JSON objects")
+    if outgoing.status != Status.OUTBOX:
+        headers[HEADER] = {
+            "send_id": outgoing.send_id,
+            "version": outgoing.message_version,
+            "wake": outgoing.sends,
+        }
+    return {
+        **properties,
+        "body": message.body,
+        "content_type": message.content_type or "application/data",
+        "content_encoding": message.content_encoding or "binary",
+        "compression": message.compression,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "headers": headers,
+    }

@@ -1,0 +1,462 @@
+"""One claimed run in Celery's terms: what the body's end means for the row and for the tracer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any
+
+from celery import states
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_durable import signals
+from celery_durable.capture import Captured
+from celery_durable.context import current_run
+from celery_durable.errors import (
+    LeaseInterrupt,
+    LeaseLost,
+    Park,
+    StoreUnavailable,
+    TaskQuarantined,
+)
+from celery_durable.execution import Execution
+from celery_durable.followers import build_followers
+from celery_durable.heartbeat import Heartbeat
+from celery_durable.lease import Lease
+from celery_durable.records import Claim, Due, Follower, Outcome, OutcomeKind, Outgoing, Status
+from celery_durable.runtime import Runtime
+from celery_durable.settings import TaskSettings
+
+logger = logging.getLogger(__name__)
+
+#: The state in the result store while a task is parked.
+SLEEPING = "SLEEPING"
+QUARANTINED = "QUARANTINED"
+
+_claimed_run: ContextVar[TaskRun | None] = ContextVar("celery_durable_claimed", default=None)
+
+_STATUS_OF_OUTCOME = {
+    OutcomeKind.VALUE: Status.SUCCEEDED,
+    OutcomeKind.EXCEPTION: Status.FAILED,
+    OutcomeKind.CANCELLED: Status.CANCELLED,
+    OutcomeKind.EXPIRED: Status.CANCELLED,
+    OutcomeKind.QUARANTINED: Status.QUARANTINED,
+    OutcomeKind.IGNORED: Status.SUCCEEDED,
+}
+
+
+class TaskRun:
+    """A run from its claim to the moment when it is settled.
+
+    The tracer calls ``call_body`` in the middle of its work and ``settle`` after it.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        claim: Claim,
+        runtime: Runtime,
+        limits: TaskSettings,
+        asked_at: float,
+        send: Callable[[Sequence[Outgoing]], None],
+    ) -> None:
+        self.task = task
+        self.claim = claim
+        self.runtime = runtime
+        self.limits = limits
+        self.lease = Lease(claim.key, limits.lease_ttl, limits.heartbeat_interval, sent_at=asked_at)
+        self.heartbeat = Heartbeat(self.lease, runtime.heartbeats, self._on_lost)
+        self.execution = Execution(
+            task.name,
+            claim,
+            self.lease,
+            runs=runtime.store.runs,
+            codec=runtime.codec,
+            announcer=self,
+            step_limit=runtime.settings.step_limit,
+            asked_at=asked_at,
+            now=runtime.store.now,
+            stop_heartbeat=self.heartbeat.stop,
+        )
+        self.outcome = claim.outcome
+        #: True when result store, chord and errbacks are known to have heard of the outcome.
+        self.told = False
+        #: The message and time of a retry that Celery has built, to be parked when it has told of it.
+        self.retry: tuple[Captured, Due, bool] | None = None
+        self.replaced = False
+        self.entered = False
+        #: Set by the worker: interrupts the body when the lease is lost.
+        self.interrupt: Callable[[TaskRun, Outcome | None], None] | None = None
+        self._send = send
+
+    @property
+    def request(self) -> Any:
+        return self.task.request
+
+    # -- the body -------------------------------------------------------------------------------
+
+    def call_body(self, body: Callable[[], Any]) -> Any:
+        """Run the body, or what stands in its place when the outcome is there already.
+
+        Returns and raises what the tracer is to tell.
+        """
+        self.entered = True
+        if self.claim.outcome is not None:
+            return self._retell(self.claim.outcome)
+        token = current_run.set(self.execution)
+        try:
+            with self.execution.shield.body():
+                value = body()
+        except Park:
+            raise Ignore(self._why_ignored()) from None
+        except LeaseInterrupt:
+            raise Ignore("its lease is lost") from None
+        except (Ignore, Reject) as control:
+            self._end_quietly(control)
+            raise
+        except Retry:
+            raise
+        except Exception as error:
+            self._end_with_exception(error)
+            raise
+        finally:
+            current_run.reset(token)
+        return self._end_with_value(value)
+
+    def _why_ignored(self) -> str:
+        return f"{SLEEPING.lower()} until it is due"
+
+    def _retell(self, outcome: Outcome) -> Any:
+        """The run's own end was journaled by an earlier process, which died before it was told."""
+        self._forget_followers()
+        if outcome.kind == OutcomeKind.QUARANTINED:
+            raise TaskQuarantined(self.lease.task_id, outcome.reason or "")
+        stored = (outcome.payload, outcome.content_type, outcome.content_encoding)
+        if outcome.kind == OutcomeKind.EXCEPTION:
+            raise self.runtime.outcome_codec.decode_exception(*stored)
+        return self.runtime.outcome_codec.decode(*stored)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _end_with_value(self, value: Any) -> Any:
+        self._raise_if_over(f"the value {value!r:.100}")
+        if self.retry is not None:
+            # retry(throw=False), and the body went on to its return: the retry is what will happen.
+            raise Retry("Task can be retried", None)
+        try:
+            outcome = self._encoded(value)
+            followers = self._followers(value)
+        except Exception as error:
+            self._end_with_exception(error)
+            raise
+        outgoing = self._write(outcome, followers, with_unwritten=True)
+        self._forget_followers()
+        if outgoing:
+            self._send(outgoing)
+        return value
+
+    def _end_with_exception(self, error: BaseException) -> None:
+        """An exception that leaves the body: the run's end, unless the run is none any more."""
+        self._raise_if_over(f"the exception {error!r:.100}")
+        if isinstance(error, LeaseLost):
+            raise Ignore(str(error))
+        payload, _ = self.runtime.outcome_codec.encode_exception(error)
+        outcome = Outcome(
+            OutcomeKind.EXCEPTION,
+            f"{type(error).__name__}: {error}"[:500],
+            payload.data,
+            payload.content_type,
+            payload.content_encoding,
+        )
+        # Steps that raised are not journaled with it: a retry is to run them again.
+        self._write(outcome, (), with_unwritten=False)
+
+    def _end_quietly(self, control: BaseException) -> None:
+        """``Ignore`` and ``Reject`` of the body itself: the row ends, nobody is told."""
+        self._raise_if_over(repr(control))
+        if isinstance(control, Reject) and control.requeue:
+            return
+        self._write(Outcome(OutcomeKind.IGNORED, type(control).__name__), (), with_unwritten=False)
+        self.told = True
+
+    def _raise_if_over(self, what: str) -> None:
+        """Stop here if the body had no business to go on: it slept, diverged or lost its lease."""
+        execution = self.execution
+        if execution.is_parked:
+            logger.warning(
+                "%s[%s] is asleep; %s, which left its body after the sleep, is dropped",
+                self.task.name,
+                self.lease.task_id,
+                what,
+            )
+            raise Ignore(self._why_ignored())
+        if execution.divergence is not None:
+            self._set_aside()
+            raise Ignore(str(execution.divergence))
+        if self.lease.lost:
+            raise Ignore(str(self.lease.loss))
+
+    def _encoded(self, value: Any) -> Outcome:
+        if not self._somebody_gets_the_value():
+            return Outcome(OutcomeKind.VALUE)
+        prepared = self.task.backend.prepare_value(value)
+        payload = self.runtime.outcome_codec.encode(prepared, limited=False)
+        return Outcome(OutcomeKind.VALUE, None, payload.data, payload.content_type, payload.content_encoding)
+
+    def _somebody_gets_the_value(self) -> bool:
+        return bool(self.request.chord) or not ignores_result(self.task, self.request)
+
+    def _followers(self, value: Any) -> list[Follower]:
+        if not self.request.callbacks and not self.request.chain:
+            return []
+        from celery_durable.task import DurableTask
+
+        tasks = self.task.app.tasks
+        return build_followers(
+            self.task.app,
+            self.request,
+            value,
+            lambda name: isinstance(tasks.get(name), DurableTask),
+        )
+
+    def _forget_followers(self) -> None:
+        # The tracer publishes what it finds here; ours are rows already.
+        self.request.callbacks = None
+        self.request.chain = None
+
+    def _write(
+        self, outcome: Outcome, followers: Sequence[Follower], *, with_unwritten: bool
+    ) -> Sequence[Outgoing]:
+        """Journal the outcome with its followers. Returns those that can be sent now."""
+        execution = self.execution
+        entries = execution.unwritten if with_unwritten else []
+        try:
+            ended = execution.persevere(
+                lambda: self.runtime.store.runs.end(
+                    self.claim.key,
+                    outcome,
+                    self.limits.lease_ttl,
+                    entries=entries,
+                    followers=followers,
+                )
+            )
+            if ended is None:
+                execution.refuse()
+        except LeaseLost as lost:
+            raise Ignore(str(lost)) from None
+        assert ended is not None
+        self.outcome = outcome
+        for follower, refusal in ended.refused:
+            logger.warning(
+                "%s[%s] could not start %s[%s]: %s",
+                self.task.name,
+                self.lease.task_id,
+                follower.delivery.task_name,
+                follower.delivery.task_id,
+                refusal.reason,
+            )
+        return ended.outgoing
+
+    def _set_aside(self) -> None:
+        divergence = self.execution.divergence
+        assert divergence is not None
+        self._store_state(QUARANTINED, {"reason": str(divergence)})
+        self.lease.close()
+        if self._persevered(lambda: self.runtime.store.runs.set_aside(self.claim.key)):
+            logger.error("%s", divergence)
+            signals.task_quarantined.send(
+                sender=self.task,
+                task_id=self.lease.task_id,
+                token=self.lease.token,
+                reason=str(divergence),
+            )
+        self.heartbeat.stop()
+
+    def _persevered(self, statement: Callable[[], bool]) -> bool:
+        try:
+            return self.execution.persevere(statement)
+        except LeaseLost:
+            return False
+
+    # -- after the tracer -----------------------------------------------------------------------
+
+    def settle(self, state: str | None, retval: Any) -> None:
+        """Make the row say what Celery has told. Nothing may be raised from here on."""
+        try:
+            self._settle(state, retval)
+        except StoreUnavailable as error:
+            logger.warning(
+                "%s[%s] is not settled, its lease will run out: %s",
+                self.task.name,
+                self.lease.task_id,
+                error,
+            )
+        finally:
+            self.heartbeat.stop()
+
+    def _settle(self, state: str | None, retval: Any) -> None:
+        execution = self.execution
+        if execution.is_parked or execution.divergence is not None:
+            return
+        if self.lease.lost:
+            self._lease_is_gone()
+        elif self.replaced:
+            self._finish(Status.REPLACED)
+        elif state == states.RETRY and self.retry is not None:
+            self._park_retry()
+        elif self.outcome is not None and self.told:
+            self._finish(_STATUS_OF_OUTCOME[self.outcome.kind])
+        elif not self.entered and state == states.FAILURE and self.told:
+            # It failed before its body began (a hook raised), and Celery has told so.
+            self._finish(Status.FAILED)
+        elif not self.entered and state in (states.IGNORED, states.REJECTED):
+            self._finish(Status.SUCCEEDED)
+        else:
+            self._hand_back()
+
+    def _finish(self, status: str) -> None:
+        self.lease.close()
+        self._persevered(lambda: self.runtime.store.runs.finish(self.claim.key, status))
+
+    def _hand_back(self) -> None:
+        """The outcome could not be told, or the body wants to run again: soon, and it is no crash."""
+        self.lease.close()
+        self._persevered(lambda: self.runtime.store.leases.hand_back(self.claim.key, 1.0))
+
+    def close_untold(self) -> None:
+        """Telling this outcome has killed several workers: store the bare state and leave it at that."""
+        logger.error(
+            "%s[%s]: its outcome could not be told, %d workers died of it; only its state is stored",
+            self.task.name,
+            self.lease.task_id,
+            self.claim.crashes,
+        )
+        self.refused()
+        assert self.outcome is not None
+        self._finish(_STATUS_OF_OUTCOME[self.outcome.kind])
+
+    def close_ignored(self) -> None:
+        """The body had asked for silence, and the process died before the row was ended."""
+        self._finish(Status.SUCCEEDED)
+
+    def _lease_is_gone(self) -> None:
+        # If it ran out unseen and nobody has taken it, the next one need not wait for its expiry.
+        self.runtime.store.leases.hand_back(self.claim.key)
+
+    def _park_retry(self) -> None:
+        assert self.retry is not None
+        captured, due, restart = self.retry
+        self.lease.close()
+        due_at = self.execution.persevere(
+            lambda: self.runtime.store.runs.park(
+                self.claim.key,
+                due,
+                status=Status.RETRYING,
+                message=captured.message,
+                restart=restart,
+            )
+        )
+        if due_at is None:
+            self.refused()
+        else:
+            self.execution.is_parked = True
+
+    # -- telling of a sleep ---------------------------------------------------------------------
+
+    def going_to_sleep(self, due_at: datetime, name: str, timer: str) -> None:
+        """Store SLEEPING, which is no ready state: ``get()`` waits on."""
+        meta = {"due_at": due_at.isoformat(), "name": name or None, "timer_id": timer}
+        self._store_state(SLEEPING, meta)
+
+    def parked(self, due_at: datetime, name: str) -> None:
+        """Tell of a sleep that has been written."""
+        logger.info(
+            "Task %s[%s] sleeps until %s",
+            self.task.name,
+            self.lease.task_id,
+            due_at.isoformat(),
+            extra={"task_id": self.lease.task_id, "token": self.lease.token},
+        )
+        signals.task_parked.send(
+            sender=self.task,
+            task_id=self.lease.task_id,
+            token=self.lease.token,
+            name=name or None,
+            due_at=due_at,
+        )
+
+    def refused(self) -> None:
+        """A write was refused: SLEEPING may have landed on the final state of the task. Store that again."""
+        try:
+            outcome = self.runtime.store.leases.lost_to(self.claim.key)
+        except StoreUnavailable:
+            return
+        if outcome is None:
+            return
+        backend, task_id = self.task.backend, self.lease.task_id
+        stored = (outcome.payload, outcome.content_type, outcome.content_encoding)
+        if outcome.kind == OutcomeKind.VALUE:
+            state, result = states.SUCCESS, self.runtime.outcome_codec.decode(*stored)
+        elif outcome.kind == OutcomeKind.EXCEPTION:
+            state, result = states.FAILURE, self.runtime.outcome_codec.decode_exception(*stored)
+        elif outcome.kind == OutcomeKind.QUARANTINED:
+            state, result = states.FAILURE, TaskQuarantined(task_id, outcome.reason or "")
+        elif outcome.kind in (OutcomeKind.CANCELLED, OutcomeKind.EXPIRED):
+            backend.mark_as_revoked(task_id, outcome.kind, request=None, store_result=self._stores())
+            return
+        else:
+            return
+        if self._stores():
+            backend.store_result(task_id, result, state, request=self.request)
+
+    def _stores(self) -> bool:
+        return not ignores_result(self.task, self.request)
+
+    def _store_state(self, state: str, meta: dict[str, Any]) -> None:
+        if not self._stores():
+            return
+        try:
+            self.task.backend.store_result(self.lease.task_id, meta, state, request=self.request)
+        except Exception as error:  # noqa: BLE001 - a store that is away must not keep a task awake
+            logger.warning(
+                "%s[%s]: state %s could not be stored: %s",
+                self.task.name,
+                self.lease.task_id,
+                state,
+                error,
+            )
+
+    # -- losing the lease -----------------------------------------------------------------------
+
+    def _on_lost(self, lease: Lease, outcome: Outcome | None) -> None:
+        """Called by the heartbeat's thread."""
+        reason = lease.loss.reason if lease.loss is not None else ""
+        logger.warning("%s[%s] lost its lease: %s", self.task.name, lease.task_id, reason)
+        signals.lease_lost.send(sender=self.task, task_id=lease.task_id, token=lease.token, reason=reason)
+        if self.interrupt is not None:
+            self.interrupt(self, outcome)
+
+
+@contextmanager
+def claimed(run: TaskRun) -> Iterator[None]:
+    """The stretch in which Celery's tracer works on a claimed run."""
+    token = _claimed_run.set(run)
+    try:
+        yield
+    finally:
+        _claimed_run.reset(token)
+
+
+def claimed_run() -> TaskRun | None:
+    """The run that Celery's tracer is working on in this thread or greenlet."""
+    return _claimed_run.get()
+
+
+def ignores_result(task: Any, request: Any) -> bool:
+    """Whether nobody stores a result of this task (the request overrides the task)."""
+    # Context has a class-level default, so only an instance's own value counts (as in Celery 5.7).
+    own = request.__dict__.get("ignore_result") if request is not None else None
+    return bool(task.ignore_result if own is None else own)

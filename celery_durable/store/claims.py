@@ -1,0 +1,314 @@
+"""Deliveries: a message arrives, and an execution is opened, taken over, or left alone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, select, update
+
+from celery_durable.records import (
+    Claim,
+    Delivery,
+    Due,
+    JournalEntry,
+    LeaseKey,
+    Outcome,
+    OutcomeKind,
+    Refusal,
+    Row,
+    Scheduled,
+    Status,
+)
+from celery_durable.rules import (
+    Action,
+    Outage,
+    Ruling,
+    is_expired,
+    rule_on_crash,
+    rule_on_delivery,
+)
+from celery_durable.store.base import Context, entry_of, message_columns, outcome_to_text, row_of
+from celery_durable.store.dialect import insert
+
+
+class Claims:
+    """Statements that let a delivery in."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._executions = context.schema.executions
+        self._journal = context.schema.journal
+
+    def claim(
+        self,
+        delivery: Delivery,
+        owner: str,
+        ttl: float,
+        max_crashes: int | None,
+        outage: Outage | None = None,
+    ) -> Claim | Refusal | Scheduled:
+        """Take the execution of a delivery for ``owner``, for ``ttl`` seconds from now.
+
+        Ownership passes from the broker to the lease when this returns a Claim: it has committed.
+        """
+        if not delivery.is_wake and delivery.eta is None and delivery.expires is None:
+            claim = self._open_at_once(delivery, owner, ttl)
+            if claim is not None:
+                return claim
+        answer: Claim | Refusal | Scheduled | None = None
+        with self._context.database.transaction() as connection:
+            while answer is None:
+                answer = self._try_claim(connection, delivery, owner, ttl, max_crashes, outage)
+        return answer
+
+    def _try_claim(
+        self,
+        connection: Connection,
+        delivery: Delivery,
+        owner: str,
+        ttl: float,
+        max_crashes: int | None,
+        outage: Outage | None,
+    ) -> Claim | Refusal | Scheduled | None:
+        """One look at the row and what follows from it; None: it came into being meanwhile."""
+        row, now = self._locked(connection, delivery.task_id)
+        ruling = rule_on_delivery(row, delivery)
+        if ruling.action is Action.REFUSE:
+            return Refusal(ruling.reason, ruling.is_fresh_send)
+        if self._waits_for_its_eta(delivery, ruling, now):
+            due = Due(at=delivery.eta)
+            token = self._write(connection, delivery, row, Status.SCHEDULED, due)
+            return None if token is None else Scheduled(delivery.eta)
+        verdict = ruling.verdict
+        if verdict is None and is_expired(delivery, row, now):
+            verdict = OutcomeKind.EXPIRED
+        if ruling.action is Action.TAKE:
+            assert row is not None
+            return self._take(connection, row, owner, ttl, max_crashes, outage, verdict)
+        token = self._write(
+            connection,
+            delivery,
+            row,
+            Status.RUNNING,
+            Due(seconds=ttl),
+            owner=owner,
+            verdict=verdict,
+        )
+        if token is None:
+            return None
+        key = LeaseKey(delivery.task_id, owner, token)
+        return _first_claim(key, now, None if verdict is None else Outcome(verdict))
+
+    def admit(
+        self,
+        connection: Connection,
+        delivery: Delivery,
+        due: Due,
+        *,
+        sends: int = 0,
+    ) -> Refusal | None:
+        """Let a message in without running it, inside the caller's transaction.
+
+        For a countdown, a delivered ETA, a follower, or a message that waits too long in a worker: the
+        rules are those of a claim, so an id that exists is never an error of the database. A live
+        execution that waits for this very message is left as it is.
+        """
+        while True:
+            row, _ = self._locked(connection, delivery.task_id)
+            ruling = rule_on_delivery(row, delivery)
+            if ruling.action is Action.REFUSE:
+                return Refusal(ruling.reason, ruling.is_fresh_send)
+            if ruling.action is Action.TAKE:
+                return None
+            verdict = ruling.verdict
+            status = Status.SCHEDULED
+            if self._write(connection, delivery, row, status, due, sends=sends, verdict=verdict) is not None:
+                return None
+
+    def schedule(self, delivery: Delivery, due: Due, *, sends: int = 0) -> Refusal | None:
+        """Let one message in, as a row that waits until it is due, in a transaction of its own."""
+        with self._context.database.transaction() as connection:
+            return self.admit(connection, delivery, due, sends=sends)
+
+    @staticmethod
+    def _waits_for_its_eta(delivery: Delivery, ruling: Ruling, now: datetime) -> bool:
+        # A row that exists carries the time itself: wakes and copies keep the header of the first send.
+        return (
+            ruling.verdict is None
+            and ruling.action is not Action.TAKE
+            and not delivery.is_wake
+            and delivery.eta is not None
+            and delivery.eta > now
+        )
+
+    def _open_at_once(self, delivery: Delivery, owner: str, ttl: float) -> Claim | None:
+        """The usual first delivery in one statement; None where a row exists."""
+        context, executions = self._context, self._executions
+        statement = (
+            insert(executions, context.database.dialect_name)
+            .values(
+                **self._fields(delivery, Status.RUNNING, Due(seconds=ttl), owner, sends=0, token=1),
+                created_at=context.now(),
+            )
+            .on_conflict_do_nothing(index_elements=["namespace", "task_id"])
+            .returning(executions.c.updated_at)
+        )
+        with context.database.statements() as connection:
+            claimed_at = connection.execute(statement).scalar()
+        if claimed_at is None:
+            return None
+        return _first_claim(LeaseKey(delivery.task_id, owner, 1), claimed_at, None)
+
+    def _locked(self, connection: Connection, task_id: str) -> tuple[Row | None, datetime]:
+        """The row of a task, held until the transaction ends, and the database's time."""
+        executions, context = self._executions, self._context
+        statement = (
+            select(executions, context.now().label("now"))
+            .where(context.mine(executions, task_id))
+            .with_for_update()
+        )
+        found = connection.execute(statement).mappings().one_or_none()
+        if found is None:
+            return None, connection.execute(select(context.now())).scalar_one()
+        return row_of(found, found["now"]), found["now"]
+
+    def _take(
+        self,
+        connection: Connection,
+        row: Row,
+        owner: str,
+        ttl: float,
+        max_crashes: int | None,
+        outage: Outage | None,
+        verdict: str | None,
+    ) -> Claim:
+        """Take a live execution over: the next token, no wake on its way, a fresh lease."""
+        executions, context = self._executions, self._context
+        crashes, outcome = row.crashes, row.outcome
+        if outcome is None and verdict is not None:
+            outcome = Outcome(verdict)
+        if row.lease_expired:
+            ruling = rule_on_crash(row, max_crashes=max_crashes, ttl=ttl, outage=outage)
+            crashes = ruling.crashes
+            if ruling.quarantine:
+                outcome, crashes = Outcome(OutcomeKind.QUARANTINED, crash_reason(ruling.crashes)), 0
+        status = Status.RUNNING if outcome is None else Status.ENDING
+        connection.execute(
+            update(executions)
+            .where(context.mine(executions, row.task_id))
+            .values(
+                status=status,
+                token=executions.c.token + 1,
+                owner=owner,
+                wake_at=context.now(ttl),
+                sends=0,
+                crashes=crashes,
+                draining=False,
+                outcome=None if outcome is None else outcome_to_text(outcome),
+                updated_at=context.now(),
+            )
+        )
+        return Claim(
+            key=LeaseKey(row.task_id, owner, row.token + 1),
+            status=status,
+            outcome=outcome,
+            journal=() if outcome is not None else self._entries(connection, row.task_id),
+            crashes=crashes,
+            recovered=row.lease_expired or row.status == Status.RUNNING,
+            claimed_at=row.now,
+        )
+
+    def _entries(self, connection: Connection, task_id: str) -> tuple[JournalEntry, ...]:
+        journal, context = self._journal, self._context
+        is_over = and_(journal.c.due_at.is_not(None), journal.c.due_at <= context.now())
+        found = connection.execute(
+            select(journal, is_over.label("is_over"))
+            .where(context.mine(journal, task_id))
+            .order_by(journal.c.position)
+        )
+        return tuple(entry_of(row) for row in found.mappings())
+
+    def _write(
+        self,
+        connection: Connection,
+        delivery: Delivery,
+        row: Row | None,
+        status: str,
+        due: Due,
+        *,
+        owner: str | None = None,
+        sends: int = 0,
+        verdict: str | None = None,
+    ) -> int | None:
+        """Write a new execution, over the ended one of the same id if there is one.
+
+        Returns its token; None where ``row`` was None and another process has written one since.
+        """
+        executions, context = self._executions, self._context
+        token = (row.token if row is not None else 0) + (1 if owner else 0)
+        if verdict is not None:
+            status = Status.ENDING
+        fields = self._fields(delivery, status, due, owner, sends=sends, token=token)
+        fields["outcome"] = None if verdict is None else outcome_to_text(Outcome(verdict))
+        if row is None:
+            # Two deliveries of one id may race here on PostgreSQL, where nothing was there to lock:
+            # the second waits for the first to commit, and then looks again.
+            written = connection.execute(
+                insert(executions, context.database.dialect_name)
+                .values(**fields, created_at=context.now())
+                .on_conflict_do_nothing(index_elements=["namespace", "task_id"])
+            )
+            return token if written.rowcount == 1 else None
+        connection.execute(
+            update(executions)
+            .where(context.mine(executions, delivery.task_id))
+            .values(**fields, crashes=0, draining=False, finished_at=None, created_at=context.now())
+        )
+        connection.execute(delete(self._journal).where(context.mine(self._journal, delivery.task_id)))
+        return token
+
+    def _fields(
+        self,
+        delivery: Delivery,
+        status: str,
+        due: Due,
+        owner: str | None,
+        *,
+        sends: int,
+        token: int,
+    ) -> dict[str, Any]:
+        context = self._context
+        return {
+            "namespace": context.namespace,
+            "task_id": delivery.task_id,
+            "task_name": delivery.task_name,
+            "status": status,
+            "token": token,
+            "owner": owner,
+            "wake_at": context.instant(due),
+            "sends": sends,
+            "message_version": delivery.version,
+            "nesting": delivery.nesting,
+            "send_id": delivery.send_id,
+            "updated_at": context.now(),
+            **message_columns(delivery.message),
+        }
+
+
+def _first_claim(key: LeaseKey, claimed_at: datetime, outcome: Outcome | None) -> Claim:
+    return Claim(
+        key=key,
+        status=Status.RUNNING if outcome is None else Status.ENDING,
+        outcome=outcome,
+        journal=(),
+        crashes=0,
+        recovered=False,
+        claimed_at=claimed_at,
+    )
+
+
+def crash_reason(crashes: int) -> str:
+    """Why a task was quarantined, for people."""
+    times = "once" if crashes == 1 else f"{crashes} times in a row"
+    return f"its worker died {times} while running it, with nothing journaled in between"

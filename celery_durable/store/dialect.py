@@ -1,0 +1,93 @@
+"""Every difference between the databases, in one place.
+
+Time is the database's: ``now()`` is evaluated there, in the statement that decides by it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from sqlalchemy import Dialect
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql import expression
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.types import TIMESTAMP, String, TypeDecorator, TypeEngine
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An instant: aware and in UTC on the way in and out.
+
+    PostgreSQL keeps a ``timestamptz``. SQLite keeps text with milliseconds, which sorts as time does
+    and is what its own ``strftime('%Y-%m-%d %H:%M:%f')`` writes.
+    """
+
+    impl = TIMESTAMP(timezone=True)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(String(32))
+        return dialect.type_descriptor(TIMESTAMP(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        if value is None or dialect.name != "sqlite":
+            return value
+        return to_sqlite(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if isinstance(value, str):
+            return _from_sqlite(value)
+        instant: datetime = value
+        return instant.astimezone(timezone.utc)
+
+
+def to_sqlite(value: datetime) -> str:
+    """The stored text of an instant, rounded up to a millisecond: a due time is never early."""
+    utc = value.astimezone(timezone.utc)
+    micros = -utc.microsecond % 1000
+    try:
+        utc += timedelta(microseconds=micros)
+    except OverflowError:
+        utc = utc.replace(microsecond=999_000)
+    return f"{utc.year:04d}" + utc.strftime("-%m-%d %H:%M:%S") + f".{utc.microsecond // 1000:03d}"
+
+
+def _from_sqlite(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
+    except ValueError:
+        # Somebody wrote nonsense by hand: that row has no readable time, the others still have theirs.
+        return None
+
+
+class now_plus(expression.FunctionElement[datetime]):  # noqa: N801 - reads as SQL
+    """The database's time plus a number of seconds (a bound float)."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+    name = "now_plus"
+
+
+@compiles(now_plus, "postgresql")
+def _now_plus_postgresql(element: now_plus, compiler: SQLCompiler, **kw: Any) -> str:
+    # clock_timestamp() moves within a transaction, now() does not: a wait for a lock must count.
+    seconds = compiler.process(element.clauses, **kw)
+    return f"(clock_timestamp() + make_interval(secs => CAST({seconds} AS double precision)))"
+
+
+@compiles(now_plus, "sqlite")
+def _now_plus_sqlite(element: now_plus, compiler: SQLCompiler, **kw: Any) -> str:
+    # CURRENT_TIMESTAMP has whole seconds only; %f has milliseconds. 'now' is one instant per statement.
+    seconds = compiler.process(element.clauses, **kw)
+    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds')"
+
+
+def insert(table: Any, dialect_name: str) -> Any:
+    """An INSERT that knows ON CONFLICT (both databases have it, under two names in SQLAlchemy)."""
+    if dialect_name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)

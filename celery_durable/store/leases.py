@@ -1,0 +1,154 @@
+"""Leases after the claim: renewed, handed back, taken from the dead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, and_, or_, select, update
+
+from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
+from celery_durable.rules import count_crash
+from celery_durable.store.base import Context, outcome_from_text, outcome_to_text, row_of
+from celery_durable.store.claims import crash_reason
+
+
+class Leases:
+    """Statements on leases; each names owner and token."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._executions = context.schema.executions
+
+    def renew(self, keys: Sequence[LeaseKey], ttl: float) -> set[LeaseKey]:
+        """Move the expiry of many leases to ``ttl`` seconds from now. Returns those that were still held.
+
+        A lease that ran out but that nobody has taken is renewed too: nothing was lost by being late.
+        """
+        if not keys:
+            return set()
+        context, executions = self._context, self._executions
+        with context.database.statements() as connection:
+            renewed = connection.execute(
+                update(executions)
+                .where(executions.c.namespace == context.namespace, self._any_of(keys))
+                .values(wake_at=context.now(ttl))
+                .returning(executions.c.task_id, executions.c.owner, executions.c.token)
+            )
+            return {LeaseKey(task_id, owner, token) for task_id, owner, token in renewed}
+
+    def lost_to(self, key: LeaseKey) -> Outcome | None:
+        """The outcome by which a lease was lost, None where another worker took the execution."""
+        executions = self._executions
+        with self._context.database.statements() as connection:
+            text = connection.execute(
+                select(executions.c.outcome).where(self._context.mine(executions, key.task_id))
+            ).scalar()
+        return outcome_from_text(text)
+
+    def hand_back(self, key: LeaseKey, delay: float = 0.0) -> bool:
+        """Give a lease up without counting a crash; the execution is due ``delay`` seconds from now."""
+        return self.hand_back_many([key], delay) == 1
+
+    def hand_back_many(self, keys: Sequence[LeaseKey], delay: float = 0.0) -> int:
+        """Give many leases up. Returns how many were still held."""
+        if not keys:
+            return 0
+        context, executions = self._context, self._executions
+        with context.database.statements() as connection:
+            released = connection.execute(
+                update(executions)
+                .where(executions.c.namespace == context.namespace, self._any_of(keys))
+                .values(
+                    owner=None,
+                    sends=0,
+                    draining=False,
+                    wake_at=context.now(delay),
+                    updated_at=context.now(),
+                )
+            )
+            return released.rowcount
+
+    def mark_draining(self, keys: Sequence[LeaseKey]) -> int:
+        """Note that the worker of these leases was told to stop: if it dies now, that is no crash."""
+        if not keys:
+            return 0
+        context, executions = self._context, self._executions
+        with context.database.statements() as connection:
+            marked = connection.execute(
+                update(executions)
+                .where(executions.c.namespace == context.namespace, self._any_of(keys))
+                .values(draining=True)
+            )
+            return marked.rowcount
+
+    def recover(self, key: LeaseKey, max_crashes: int | None) -> Outcome | bool:
+        """Take a lease from a process that is known to be dead, and count the crash.
+
+        Returns False if it was not held any more, the outcome where the crash limit was reached,
+        else True.
+        """
+        context = self._context
+        with context.database.transaction() as connection:
+            return self._recover(connection, key, max_crashes)
+
+    def _recover(self, connection: Connection, key: LeaseKey, max_crashes: int | None) -> Outcome | bool:
+        context, executions = self._context, self._executions
+        found = (
+            connection.execute(
+                select(executions, context.now().label("now")).where(context.fenced(key)).with_for_update()
+            )
+            .mappings()
+            .one_or_none()
+        )
+        if found is None:
+            return False
+        row = row_of(found, found["now"])
+        ruling = count_crash(row, max_crashes=max_crashes, excused=row.draining)
+        outcome = None
+        changes = {"crashes": ruling.crashes, "wake_at": context.now(ruling.delay)}
+        if ruling.quarantine:
+            outcome = Outcome(OutcomeKind.QUARANTINED, crash_reason(ruling.crashes))
+            changes = {
+                "crashes": 0,
+                "wake_at": context.now(),
+                "status": Status.ENDING,
+                "outcome": outcome_to_text(outcome),
+            }
+        connection.execute(
+            update(executions)
+            .where(context.fenced(key))
+            .values(owner=None, sends=0, draining=False, updated_at=context.now(), **changes)
+        )
+        return True if outcome is None else outcome
+
+    def take_from_child(self, key: LeaseKey, owner: str, ttl: float, outcome: Outcome) -> LeaseKey | None:
+        """End a run from outside (a hard time limit): the next token, with the outcome. None: refused."""
+        context, executions = self._context, self._executions
+        with context.database.statements() as connection:
+            taken = connection.execute(
+                update(executions)
+                .where(context.fenced(key), executions.c.outcome.is_(None))
+                .values(
+                    owner=owner,
+                    token=executions.c.token + 1,
+                    status=Status.ENDING,
+                    crashes=0,
+                    outcome=outcome_to_text(outcome),
+                    wake_at=context.now(ttl),
+                    updated_at=context.now(),
+                )
+            )
+            return LeaseKey(key.task_id, owner, key.token + 1) if taken.rowcount == 1 else None
+
+    def _any_of(self, keys: Iterable[LeaseKey]):  # type: ignore[no-untyped-def]
+        executions = self._executions
+        return or_(
+            *(
+                and_(
+                    executions.c.task_id == key.task_id,
+                    executions.c.owner == key.owner,
+                    executions.c.token == key.token,
+                )
+                for key in keys
+            )
+        )

@@ -1,0 +1,88 @@
+"""The store of one namespace: its statements by concern, over one database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select
+
+from celery_durable.store import upgrade
+from celery_durable.store.base import Context
+from celery_durable.store.claims import Claims
+from celery_durable.store.due import DueRows
+from celery_durable.store.engine import Database
+from celery_durable.store.leases import Leases
+from celery_durable.store.queries import Queries
+from celery_durable.store.runs import Runs
+from celery_durable.store.schedule import ScheduleRows
+from celery_durable.store.schema import schema_for
+from celery_durable.store.verdicts import Verdicts
+
+
+class Store:
+    """What is kept, and the only way to it.
+
+    Arguments:
+        url: SQLAlchemy URL of PostgreSQL (psycopg 3) or SQLite.
+        namespace: every statement is about the rows of this one only.
+        heartbeat_timeout: seconds that a renewal may take at most; it has a connection of its own, so
+            that tasks that use all others cannot hold it up.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str,
+        prefix: str = "durable_",
+        schema: str | None = None,
+        engine_options: Mapping[str, Any] | None = None,
+        heartbeat_timeout: float = 5.0,
+    ) -> None:
+        self.database = Database(url, engine_options)
+        self.time_offset = [0.0]
+        context = Context(self.database, schema_for(prefix, schema), namespace, self.time_offset)
+        self.context = context
+        self.claims = Claims(context)
+        self.runs = Runs(context, self.claims)
+        self.leases = Leases(context)
+        self.due = DueRows(context)
+        self.verdicts = Verdicts(context)
+        self.queries = Queries(context)
+        self.schedule = ScheduleRows(context)
+        self._heartbeat_database = self._second_database(url, engine_options, heartbeat_timeout)
+        self.heartbeats = Leases(
+            Context(self._heartbeat_database, context.schema, namespace, self.time_offset)
+        )
+
+    def _second_database(
+        self, url: str, engine_options: Mapping[str, Any] | None, timeout: float
+    ) -> Database:
+        if self.database.is_in_memory:
+            return self.database
+        # A busy SQLite answers a renewal soon, so that a heartbeat that is told to stop can stop.
+        return Database(
+            url,
+            {**(engine_options or {}), "pool_size": 1, "max_overflow": 0},
+            busy_timeout=0.1,
+            statement_timeout=timeout,
+        )
+
+    def now(self) -> Any:
+        """The database's time."""
+        with self.database.statements() as connection:
+            return connection.execute(select(self.context.now())).scalar_one()
+
+    def upgrade(self) -> None:
+        """Create or migrate the tables."""
+        upgrade.upgrade(self.context)
+
+    def check(self) -> None:
+        """Raise ConfigurationError where the tables are not those of this release."""
+        upgrade.check(self.context)
+
+    def dispose(self) -> None:
+        """Close this process's connections."""
+        self.database.dispose()
+        self._heartbeat_database.dispose()

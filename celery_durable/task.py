@@ -1,0 +1,199 @@
+"""DurableTask: the base class of tasks that sleep as rows and run under a lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery import Task
+from celery.utils.time import maybe_iso8601
+from kombu.utils.uuid import uuid
+
+from celery_durable.api import sleep, sleep_until, step
+from celery_durable.capture import Captured, capturing, due_at, is_capturing
+from celery_durable.context import current_run
+from celery_durable.errors import ConfigurationError
+from celery_durable.execution import EagerExecution
+from celery_durable.lease import EternalLease
+from celery_durable.message import delivery_from_headers, mark_of, mark_send
+from celery_durable.records import Due, Refusal
+from celery_durable.run import claimed_run
+from celery_durable.settings import UNSET, Unset
+from celery_durable.telling import TellingBackend
+from celery_durable.tracing import durable_tracer
+
+
+class DurableTask(Task):  # type: ignore[type-arg]
+    """A task whose sleeps are rows and whose runs hold a lease.
+
+    ``@app.task(base=DurableTask)``, ``@shared_task(base=DurableTask)`` or ``Celery(task_cls=DurableTask)``;
+    the app needs ``Durable(app)``.
+    """
+
+    abstract = True
+    Request = "celery_durable.worker.request:DurableRequest"
+
+    #: Seconds without a renewal after which the task belongs to whoever claims it next.
+    lease_ttl: float | timedelta | Unset = UNSET
+    #: Seconds between renewals.
+    heartbeat_interval: float | timedelta | Unset = UNSET
+    #: Seconds from asking a run that lost its lease to stop, to killing it where the pool can.
+    revoke_grace: float | timedelta | Unset = UNSET
+    #: Crashes since the last progress before the task is quarantined; None: no limit.
+    max_crashes: int | Unset | None = UNSET
+    #: Whether ``countdown``, ``eta`` and ``retry`` wait as rows.
+    durable_eta: bool | Unset = UNSET
+
+    sleep = staticmethod(sleep)
+    sleep_until = staticmethod(sleep_until)
+    step = staticmethod(step)
+
+    _durable_trace: Callable[..., Any] | None = None
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        # The claim decides when a message is acknowledged; Celery must not do it at the start.
+        cls.acks_late = True
+        super().on_bound(app)
+
+    @property
+    def __trace__(self) -> Callable[..., Any] | None:
+        return self._durable_trace
+
+    @__trace__.setter
+    def __trace__(self, trace: Callable[..., Any] | None) -> None:
+        # Celery builds a tracer for each task when a worker process starts, and assigns it here.
+        self._durable_trace = None if trace is None else durable_tracer(self, trace)
+
+    @property
+    def backend(self) -> Any:
+        backend = super().backend
+        run = claimed_run()
+        return backend if run is None or run.task is not self else TellingBackend(backend, run)
+
+    @backend.setter
+    def backend(self, value: Any) -> None:
+        self._backend = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = claimed_run()
+        if run is not None and run.task is self and not run.entered:
+            return run.call_body(lambda: self.run(*args, **kwargs))
+        if self.request.is_eager and not getattr(self.request, "durable_entered", False):
+            self.request.durable_entered = True
+            return self._call_eagerly(args, kwargs)
+        # A plain function call, perhaps from the body of another task: nothing here is durable.
+        token = current_run.set(None)
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            current_run.reset(token)
+
+    def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        durable = self._durable()
+        run = EagerExecution(EternalLease(self.request.id), durable.eager_codec, durable.step_limit)
+        token = current_run.set(run)
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            current_run.reset(token)
+
+    def _durable(self) -> Any:
+        durable = getattr(self.app, "durable", None)
+        if durable is None:
+            raise ConfigurationError(
+                f"task {self.name} is durable, but its app is not: call Durable(app) first"
+            )
+        return durable
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def apply_async(  # type: ignore[override]
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
+    ) -> Any:
+        """As Celery's; with a ``countdown`` or ``eta`` the message waits as a row (``durable_eta``).
+
+        Raises:
+            StoreUnavailable: the row could not be written (a kombu OperationalError).
+        """
+        durable = self._durable()
+        if self.app.conf.task_always_eager:
+            return super().apply_async(args, kwargs, task_id=task_id, **options)
+        task_id = task_id or uuid()
+        own = self._retried_run(task_id, options)
+        if own is not None:
+            return self._retry_of(own, args, kwargs, task_id, options)
+        if not mark_of(options.get("headers") or {}):
+            options["headers"] = mark_send(options.get("headers"), uuid())
+        due = self._due(options)
+        if due is None or not durable.limits(self).eta:
+            return super().apply_async(args, kwargs, task_id=task_id, **options)
+        options = self._with_eta_as_header(options)
+        if is_capturing():
+            with due_at(due):
+                return super().apply_async(args, kwargs, task_id=task_id, **options)
+        with capturing() as caught:
+            result = super().apply_async(args, kwargs, task_id=task_id, **options)
+        for captured in caught:
+            self._schedule(durable, captured, due)
+        return result
+
+    def _schedule(self, durable: Any, captured: Captured, due: Due) -> None:
+        delivery = delivery_from_headers(self.app, captured.headers, captured.message)
+        refusal: Refusal | None = durable.schedule(delivery, due)
+        if refusal is not None:
+            durable.logger.warning(
+                "%s[%s] was not scheduled: %s", self.name, delivery.task_id, refusal.reason
+            )
+
+    def _due(self, options: dict[str, Any]) -> Due | None:
+        """When a send is due; None where it is at once."""
+        eta, countdown = options.get("eta"), options.get("countdown")
+        if countdown:
+            return Due(seconds=max(0.0, float(countdown)))
+        if not eta:
+            return None
+        return Due(at=self._durable().instant_of(maybe_iso8601(eta)))
+
+    def _with_eta_as_header(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options without countdown and eta, but for the header: the row keeps the time.
+
+        Left to Celery, RabbitMQ's native delayed delivery would change the route of the message.
+        """
+        options = dict(options)
+        countdown, eta = options.pop("countdown", None), options.pop("eta", None)
+        if countdown:
+            eta = self.app.now() + timedelta(seconds=max(0.0, float(countdown)))
+        text = eta.isoformat() if isinstance(eta, datetime) else eta
+        options["headers"] = {**(options.get("headers") or {}), "eta": text}
+        return options
+
+    # -- retry and replace ----------------------------------------------------------------------
+
+    def _retried_run(self, task_id: str, options: dict[str, Any]) -> Any:
+        """The run of this very task, if this send is its retry."""
+        run = claimed_run()
+        if run is None or run.task is not self or run.lease.task_id != task_id:
+            return None
+        return run if options.get("retries", 0) > (self.request.retries or 0) else None
+
+    def _retry_of(self, run: Any, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]) -> Any:
+        """Keep the message of a retry until Celery has told of it; then the run parks with it."""
+        due = self._due(options) or Due()
+        options = self._with_eta_as_header(options)
+        with capturing() as caught:
+            result = super().apply_async(args, kwargs, task_id=task_id, **options)
+        same = list(args or ()) == list(self.request.args or ()) and dict(kwargs or {}) == dict(
+            self.request.kwargs or {}
+        )
+        run.retry = (caught[-1], due, not same)
+        return result
+
+    def replace(self, sig: Any) -> Any:
+        run = claimed_run()
+        try:
+            return super().replace(sig)
+        finally:
+            if run is not None and run.task is self:
+                run.replaced = True

@@ -1,0 +1,42 @@
+"""The result store as the tracer of a claimed run sees it: we learn whether the outcome was told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.exceptions import Reject
+
+
+class TellingBackend:
+    """A result backend that notes success, and turns a failure to store into a retreat.
+
+    Celery 5.7 answers a failing ``mark_as_done`` by telling a failure of a task that succeeded. Here it
+    leaves the tracer as Reject, which touches nothing: the row is handed back and told again.
+    """
+
+    def __init__(self, backend: Any, run: Any) -> None:
+        self._backend = backend
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def mark_as_done(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tell(self._backend.mark_as_done, args, kwargs)
+
+    def mark_as_failure(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tell(self._backend.mark_as_failure, args, kwargs)
+
+    def mark_as_retry(self, *args: Any, **kwargs: Any) -> Any:
+        return self._try(self._backend.mark_as_retry, args, kwargs)
+
+    def _tell(self, mark: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = self._try(mark, args, kwargs)
+        self._run.told = True
+        return answer
+
+    def _try(self, mark: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return mark(*args, **kwargs)
+        except Exception as error:
+            raise Reject(error, requeue=False) from error

@@ -1,0 +1,144 @@
+"""The claim around Celery's tracer: before any signal, hook or state, and the settling after it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery import states
+from celery.app.trace import TraceInfo, trace_ok_t
+from celery.exceptions import Ignore, Reject
+
+from celery_durable import signals
+from celery_durable.clock import monotonic
+from celery_durable.errors import ConfigurationError
+from celery_durable.message import HEADER
+from celery_durable.records import Claim, Kind, OutcomeKind, Refusal, Scheduled
+from celery_durable.rules import TELLING_LIMIT
+from celery_durable.run import TaskRun, claimed
+
+logger = logging.getLogger(__name__)
+
+#: The key under which a request carries its delivery from the worker's main process to the tracer.
+DELIVERY = "durable_delivery"
+
+Tracer = Callable[..., Any]
+
+
+def durable_tracer(task: Any, trace: Tracer) -> Tracer:
+    """Celery's tracer for ``task``, run only under a claim."""
+
+    def trace_durable(task_id: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
+        request = dict(request or {})
+        arrival = request.pop(DELIVERY, None)
+        request.pop(HEADER, None)
+        if arrival is None:
+            raise ConfigurationError(
+                f"task {task.name} is durable, but its worker does not know celery_durable: install it"
+                " with Durable(app) before the worker starts"
+            )
+        run = _claim(task, arrival)
+        if run is None:
+            return _ignored()
+        # Celery would look for a stored SUCCESS of a redelivered message and skip what we have claimed.
+        request["delivery_info"] = {**(request.get("delivery_info") or {}), "redelivered": False}
+        return _trace(run, trace, (task_id, args, kwargs, request))
+
+    return trace_durable
+
+
+def _claim(task: Any, arrival: Mapping[str, Any]) -> TaskRun | None:
+    """Claim what arrived. None: there is nothing to run."""
+    durable = task.app.durable
+    delivery, number = arrival["delivery"], arrival["number"]
+    runtime, limits = durable.runtime, durable.limits(task)
+    asked_at = monotonic()
+    answer = durable.claims.claim(delivery, limits)
+    if answer is None:
+        durable.claims.put_back(number)
+        return None
+    if not isinstance(answer, Claim):
+        durable.claims.decline(number)
+        _log_declined(task, delivery, answer)
+        return None
+    run = TaskRun(task, answer, runtime, limits, asked_at, durable.send)
+    run.interrupt = durable.interrupt
+    if answer.outcome is not None and not _is_to_be_told(run, durable, number):
+        return None
+    durable.claims.accept(number, answer.key)
+    _announce_start(run)
+    return run
+
+
+def _is_to_be_told(run: TaskRun, durable: Any, number: int) -> bool:
+    """Whether the outcome that the claim found is one for the tracer to tell."""
+    assert run.outcome is not None
+    if run.outcome.kind in (OutcomeKind.CANCELLED, OutcomeKind.EXPIRED):
+        # Celery tells of a revoke from the worker's main process, and so do we.
+        durable.claims.revoke(number, run.claim.key, run.outcome)
+        return False
+    if run.outcome.kind == OutcomeKind.IGNORED:
+        durable.claims.decline(number)
+        run.close_ignored()
+        return False
+    if run.claim.crashes >= TELLING_LIMIT:
+        durable.claims.decline(number)
+        run.close_untold()
+        return False
+    return True
+
+
+def _log_declined(task: Any, delivery: Any, answer: Refusal | Scheduled) -> None:
+    if isinstance(answer, Scheduled):
+        logger.info("Task %s[%s] waits for its time as a row", task.name, delivery.task_id)
+        return
+    level = logging.WARNING if answer.is_fresh_send else logging.INFO
+    logger.log(level, "Message of %s[%s] dropped: %s", task.name, delivery.task_id, answer.reason)
+
+
+def _announce_start(run: TaskRun) -> None:
+    claim, sender = run.claim, run.task
+    if claim.recovered and claim.outcome is None:
+        signals.task_recovered.send(
+            sender=sender, task_id=claim.key.task_id, token=claim.key.token, crashes=claim.crashes
+        )
+        return
+    last = claim.journal[-1] if claim.journal else None
+    if last is not None and last.kind == Kind.SLEEP and last.is_over:
+        signals.task_woken.send(
+            sender=sender,
+            task_id=claim.key.task_id,
+            token=claim.key.token,
+            name=last.name or None,
+            due_at=last.due_at,
+        )
+
+
+def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
+    """Run the tracer under a heartbeat, then settle."""
+    run.heartbeat.start()
+    state: str | None = None
+    retval: Any = None
+    try:
+        with claimed(run):
+            traced = trace(*arguments)
+        state = states.SUCCESS if traced.info is None else traced.info.state
+        retval = traced.retval
+        return traced
+    except Reject as reject:
+        # From a hook, or because the outcome could not be told: the row brings the task back by itself.
+        # Left to Celery, the main process would store a failure for it.
+        logger.warning("%s[%s] comes back: %s", run.task.name, run.lease.task_id, reject)
+        return _ignored()
+    finally:
+        run.settle(state, retval)
+
+
+def _ignored() -> Any:
+    """What the tracer returns for a task that ended in silence."""
+    try:
+        raise Ignore
+    except Ignore as ignore:
+        return trace_ok_t(ExceptionInfo(internal=True), TraceInfo(states.IGNORED, ignore), 0.0, None)

@@ -1,0 +1,67 @@
+"""Worker bootsteps: the durable side is made before the pool forks, and hears of claims after."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery import bootsteps
+
+from celery_durable.worker.pipe import ClaimsPipe
+
+
+class DurableStep(bootsteps.StartStopStep):
+    """Makes the durable side of the worker.
+
+    Celery creates all steps before it starts the first one, so the claims pipe exists when the pool forks.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        worker.app.durable.enter_worker(worker)
+
+    def start(self, worker: Any) -> None:
+        worker.app.durable.worker.start()
+
+    def stop(self, worker: Any) -> None:
+        worker.app.durable.worker.stop()
+
+    terminate = stop
+
+
+class ClaimsReader(bootsteps.StartStopStep):
+    """Reads the claims pipe.
+
+    A consumer step, because Celery's event loop forgets its readers when the broker connection is lost.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        consumer.app.durable.worker.read_claims(consumer)
+
+
+class PipeThread:
+    """Reads the pipe where the transport has no event loop."""
+
+    def __init__(self, pipe: ClaimsPipe, drain: Callable[[], None]) -> None:
+        self._pipe = pipe
+        self._drain = drain
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="durable-claims", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    def _run(self) -> None:
+        while not self._is_stopped:
+            ready, _, _ = select.select([self._pipe.reader], [], [], 1.0)
+            if ready:
+                self._drain()
