@@ -19,7 +19,6 @@ from kombu.utils.json import dumps, loads
 from celery_durable.spool import Spool
 
 TRANSPORT = "celery_durable.embedded:Transport"
-BROKER_URL = "filesystem://localhost"  # without a host kombu logs a warning
 BROKER_FOLDER = "celery-durable-broker"
 RESULTS_FILE = "celery-durable-results.db"
 POLL_INTERVAL = 0.1  # seconds
@@ -36,7 +35,7 @@ def embedded_defaults(folder: Path) -> dict[str, object]:
     """
     home = folder.resolve()
     return {
-        "broker_url": BROKER_URL,
+        "broker_url": "filesystem://",
         "broker_transport": TRANSPORT,
         "broker_transport_options": {"folder": str(home / BROKER_FOLDER)},
         "broker_connection_retry_on_startup": True,
@@ -73,8 +72,7 @@ class Channel(filesystem.Channel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        options = connection.client.transport_options
-        self._folder = str(options.get("folder", BROKER_FOLDER))
+        self._folder = connection.folder
         self._transient: set[str] = set()
         self.spool.sweep()
 
@@ -162,11 +160,17 @@ class Transport(filesystem.Transport):
 
     Channel = Channel
     polling_interval = POLL_INTERVAL
+    can_parse_url = True
     # A full disk is worth another try, as a broker that is away would be.
     connection_errors = (*filesystem.Transport.connection_errors, OSError)
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
+        self.folder = str(client.transport_options.get("folder", BROKER_FOLDER))
         # kombu shares what is declared between all connections of a process: queues of one
         # folder would then never be bound in another, nor in the same one once removed.
         self.state = virtual.BrokerState()
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """What the worker's banner and the log show."""
+        return f"filesystem://{self.folder}"
