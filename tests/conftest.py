@@ -9,12 +9,16 @@ Each pytest process has servers of its own, started when first asked for, and go
     bench            Bench: a deployment of the project `bench_module`; runs the test on
                      "embedded-sqlite", "redis-sqlite", "redis-postgres", "rabbitmq-postgres".
                      `@on("redis-postgres", ...)` (tests.nodes.on) chooses
-    private_bench    the same with servers of its own, for tests that kill, freeze or restart one.
-                     `@on("redis-postgres", ..., fixture="private_bench")`
+                     A test may kill or freeze its servers: they keep their data, and are
+                     working again for the next test
+    private_bench    the same with servers of its own, for what would outlive the test.
+                     `@on("redis-postgres", ..., fixture="private_bench")`. RabbitMQ takes 6 s
     bench_module     str: the project; override it in a test module or folder
 
-    servers          Servers: `.postgres`, `.redis`, `.rabbit` of this run, shared by its tests
+    servers          Servers: `.postgres`, `.redis`, `.rabbit` of this process, shared by its tests
     private_servers  Servers: the same for one test alone
+    server_options   dict: settings of private servers, `{"rabbit": {"consumer_timeout": 5000}}`;
+                     override it, or parametrize it: `@pytest.mark.parametrize("server_options", …)`
 
 A `Bench`:
 
@@ -63,9 +67,15 @@ def servers() -> Iterator[Servers]:
 
 
 @pytest.fixture
-def private_servers() -> Iterator[Servers]:
-    """Servers that this test may kill."""
-    servers = Servers()
+def server_options() -> dict[str, dict[str, object]]:
+    """Settings of the private servers, by the server's name."""
+    return {}
+
+
+@pytest.fixture
+def private_servers(server_options: dict[str, dict[str, object]]) -> Iterator[Servers]:
+    """Servers of one test alone."""
+    servers = Servers(**server_options)
     yield servers
     servers.remove()
 

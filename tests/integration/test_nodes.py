@@ -313,10 +313,9 @@ class TestWorkerFaults:
         assert (done.returncode, "pong" in done.stdout) == (0, True)
 
 
-class TestBrokerFaults:
-    @on("redis-postgres", "rabbitmq-postgres", fixture="private_bench")
-    def test_a_broker_is_killed_and_started_and_loses_nothing(self, private_bench: Bench) -> None:
-        bench = private_bench
+class TestServerFaults:
+    @on("redis-postgres", "rabbitmq-postgres")
+    def test_a_broker_is_killed_and_started_and_loses_nothing(self, bench: Bench) -> None:
         # RabbitMQ keeps what it has confirmed; without this nobody waits for it to do so.
         bench.configure(broker_transport_options={"confirm_publish": True})
         result = bench.project.add.delay(2, 3)
@@ -327,9 +326,8 @@ class TestBrokerFaults:
         bench.worker()
         assert result.get(timeout=30) == 5
 
-    @on("redis-postgres", "rabbitmq-postgres", fixture="private_bench")
-    def test_a_worker_outlives_a_killed_broker(self, private_bench: Bench) -> None:
-        bench = private_bench
+    @on("redis-postgres", "rabbitmq-postgres")
+    def test_a_worker_outlives_a_killed_broker(self, bench: Bench) -> None:
         worker = bench.worker()
         assert bench.broker_server is not None
         bench.broker_server.kill()
@@ -338,15 +336,28 @@ class TestBrokerFaults:
         assert bench.project.add.delay(2, 3).get(timeout=40) == 5
         assert worker.running
 
-    @on("rabbitmq-postgres", fixture="private_bench")
-    def test_a_database_is_killed_and_started_under_a_worker(self, private_bench: Bench) -> None:
-        bench = private_bench
+    @on("rabbitmq-postgres")
+    def test_a_database_is_killed_and_started_under_a_worker(self, bench: Bench) -> None:
         bench.worker()
         assert bench.project.add.delay(2, 3).get(timeout=20) == 5
         assert bench.store_server is not None
         bench.store_server.kill()
         bench.store_server.start()
         assert bench.project.add.delay(3, 4).get(timeout=40) == 7
+
+    def test_a_server_that_a_test_killed_runs_for_the_next(self, private_servers: Servers) -> None:
+        private_servers.redis.kill()
+        assert private_servers.redis.is_ready()
+
+    @on("redis-postgres", fixture="private_bench")
+    @pytest.mark.parametrize("server_options", [{"postgres": {"max_connections": 7}}])
+    def test_private_servers_can_have_settings(
+        self, private_bench: Bench, servers: Servers
+    ) -> None:
+        server = private_bench.store_server
+        assert server not in (None, servers.postgres)
+        assert server is not None
+        assert server.execute("SHOW max_connections") == [("7",)]
 
 
 class TestProxy:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import celery
 import pytest
+from celery import _state
 
 from tests.nodes import witness
 from tests.nodes.brokers import BrokerPlace, EmbeddedPlace, RabbitPlace, RedisPlace
@@ -30,6 +30,9 @@ from tests.nodes.workers import ROOT, Beat, CeleryProcess, Worker, celery_comman
 
 T = TypeVar("T")
 Process = TypeVar("Process", bound=LocalProcess)
+
+# Its type stubs leave out what is private.
+_celery_state: Any = _state
 
 #: The environment variable with Celery settings as JSON, for the project's app to read.
 CONF_VARIABLE = "TEST_CELERY_CONF"
@@ -74,35 +77,42 @@ def on(*deployments: str, fixture: str = "bench") -> pytest.MarkDecorator:
 
 
 class Servers:
-    """The servers of one owner: made and started when first asked for."""
+    """The servers of one owner: made and started when first asked for.
 
-    def __init__(self) -> None:
-        self._started: dict[Callable[[], LocalProcess], LocalProcess] = {}
+    Whoever asks gets a server that runs: one that an earlier test has killed is started again.
+    """
+
+    def __init__(self, **options: Mapping[str, object]) -> None:
+        """`postgres={"max_connections": 20}`, `redis=…`, `rabbit=…`: settings of a server."""
+        self._options = options
+        self._made: dict[str, LocalProcess] = {}
 
     @property
     def postgres(self) -> PostgresServer:
-        return self._get(PostgresServer)
+        return self._get("postgres", PostgresServer)
 
     @property
     def redis(self) -> RedisServer:
-        return self._get(RedisServer)
+        return self._get("redis", RedisServer)
 
     @property
     def rabbit(self) -> RabbitServer:
-        return self._get(RabbitServer)
+        return self._get("rabbit", RabbitServer)
 
-    def _get(self, kind: Callable[[], Process]) -> Process:
-        server = cast(Process, self._started.get(kind) or kind())
-        self._started[kind] = server
+    def _get(self, name: str, kind: type[Process]) -> Process:
+        if name not in self._made:
+            make: Callable[..., Process] = kind
+            self._made[name] = make(options=self._options.get(name))
+        server = cast(Process, self._made[name])
         if not server.running:
             server.start()
         return server
 
     def remove(self) -> None:
         """Kill them and remove their folders."""
-        for server in self._started.values():
+        for server in self._made.values():
             server.remove()
-        self._started.clear()
+        self._made.clear()
 
 
 class Bench:
@@ -197,6 +207,7 @@ class Bench:
         """The project's module, imported afresh for this test: its tasks and its app."""
         if self._project is None:
             sys.modules.pop(self.module, None)
+            self._celery_before = (set(_celery_state._on_app_finalizers), _celery_state._tls.current_app)
             self._project = importlib.import_module(self.module)
         return self._project
 
@@ -326,10 +337,19 @@ class Bench:
             process.remove()
         for proxy in self._proxies:
             proxy.close()
+        for server in (self.broker_server, self.store_server):
+            if server is not None and server.running:
+                server.thaw()
         if self._project is not None:
-            self._project.app.close()
-            sys.modules.pop(self.module, None)
+            self._forget(self._project)
         self.broker.close()
         if self.store_server is not None and self.store_server.running:
-            with suppress(ValueError):
-                self.store_server.drop_database(self.store_url.rpartition("/")[2])
+            self.store_server.drop_database(self.store_url.rpartition("/")[2])
+
+    def _forget(self, project: ModuleType) -> None:
+        project.app.close()
+        sys.modules.pop(self.module, None)
+        # Celery would give the tasks of this import to every app that is made later.
+        finalizers, current_app = self._celery_before
+        _celery_state._on_app_finalizers.intersection_update(finalizers)
+        _celery_state._tls.current_app = current_app

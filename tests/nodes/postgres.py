@@ -10,7 +10,6 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -111,8 +110,3 @@ def _service_user() -> str | None:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
     return "postgres" if "postgres" in names else "nobody"
-
-
-def database_of(url: str) -> str:
-    """The database that a URL made by `PostgresServer.url` names."""
-    return Path(url).name

@@ -182,9 +182,7 @@ class _Faults:
 class _Link:
     """One client's connection and its counterpart at the server."""
 
-    def __init__(
-        self, faults: _Faults, client: asyncio.StreamWriter, server: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, faults: _Faults, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.faults = faults
         self.passed: dict[Direction, int] = {"up": 0, "down": 0}
         self._client = client

@@ -57,11 +57,7 @@ class Witness:
         if not self.path.exists():
             return []
         everything = [Sighting(**json.loads(line)) for line in self.path.read_text().splitlines()]
-        return [
-            seen
-            for seen in everything
-            if task_id in (None, seen.task_id) and step in (None, seen.step)
-        ]
+        return [seen for seen in everything if task_id in (None, seen.task_id) and step in (None, seen.step)]
 
     def count(self, task_id: str | None = None, step: str | None = None) -> int:
         """How often it was recorded."""
