@@ -29,7 +29,6 @@ def note_end(task_id: str, state: str | None = None, **_: Any) -> None:
     """A run that ended in a sleep has the state IGNORED here."""
     with database() as db:
         db.execute(
-            "UPDATE runs SET ended_at = ?, state = ?"
-            " WHERE task_id = ? AND pid = ? AND ended_at IS NULL",
+            "UPDATE runs SET ended_at = ?, state = ? WHERE task_id = ? AND pid = ? AND ended_at IS NULL",
             (time.time(), state, task_id, os.getpid()),
         )

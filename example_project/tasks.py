@@ -30,8 +30,8 @@ def collect_payment(self: DurableTask, invoice_id: int) -> str:
     return "handed to a collector"
 
 
-@app.task(base=DurableTask, bind=True, lease_ttl=30, max_crashes=5)
-def export_customers(self: DurableTask) -> int:
+@app.task(base=DurableTask, lease_ttl=30, max_crashes=5)
+def export_customers() -> int:
     """Write all customers out, page by page; a crash costs the page that was being written.
 
     The store of the pages keeps the largest fencing token it has seen. So a worker that was frozen
@@ -41,7 +41,7 @@ def export_customers(self: DurableTask) -> int:
     for page in range(pages):
         lease = current_lease()
         lease.check()
-        step(shop.write_page, self.request.id, page, fencing_token=lease.token)
+        step(shop.write_page, lease.task_id, page, fencing_token=lease.token)
     return pages
 
 

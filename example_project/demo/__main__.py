@@ -114,7 +114,8 @@ def _tell_verdict(out: Printer, play: Play, checks: list[Check], seconds: float)
         out.line(line(mark, check.text))
     failed = [check.text for check in checks if not check.passed]
     if failed:
-        return _tell_failure(out, play, "; ".join(failed))
+        reason = f"{len(failed)} of {len(checks)} facts are wrong; the first: {failed[0]}"
+        return _tell_failure(out, play, reason)
     out.line(line())
     out.line(line(Segment(f"demo passed in {seconds:.1f} s", "good")))
     return 0

@@ -22,9 +22,7 @@ KILL_TIMEOUT = 5.0
 class CeleryProcess:
     """One `celery` command with all its children, in a process group of its own."""
 
-    def __init__(
-        self, name: str, command: tuple[str, ...], ready_text: str, env: Mapping[str, str]
-    ) -> None:
+    def __init__(self, name: str, command: tuple[str, ...], ready_text: str, env: Mapping[str, str]) -> None:
         self.name = name
         self._command = command
         self._ready_text = ready_text

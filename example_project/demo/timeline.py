@@ -126,7 +126,6 @@ def _countdown(scene: Scene, story: Story) -> list[str]:
 
 def _row(*cells: Segment) -> Line:
     padded = (
-        Segment(f"{cell.text:<{size}}", cell.style)
-        for cell, size in zip(cells[:-1], COLUMNS, strict=True)
+        Segment(f"{cell.text:<{size}}", cell.style) for cell, size in zip(cells[:-1], COLUMNS, strict=True)
     )
     return line("  ", *padded, cells[-1])

@@ -111,7 +111,7 @@ def test_the_demo_fails_when_steps_are_not_journaled(tmp_path: Path) -> None:
 
     assert code == 1, output
     assert "✗ onboard Ada: steps that ran: 2 × welcome, 1 × paid?" in output
-    assert "demo failed: onboard Ada: steps that ran" in output
+    assert "facts are wrong; the first: onboard Ada: steps that ran" in output
     assert "last lines of the log of worker:" in output
     assert_nothing_is_left(output)
 

@@ -91,15 +91,20 @@ def test_a_task_that_never_woke_is_told() -> None:
     assert "expected: 'customer' after 2 runs" in ended
 
 
+def test_a_sleep_that_did_not_happen_is_told() -> None:
+    (failure,) = failures(with_story(dues=()))
+    assert failure.endswith("woke after it was due by never (limit 5 s); sleeps: 0 of 1")
+
+
 def test_a_sleep_of_another_length_is_told() -> None:
     (failure,) = failures(plot=replace(PLOT, sleeps=(Sleep(seconds=8.0),)))
-    assert failure.endswith("not due when asked for")
+    assert failure.endswith("not what the code asked for, by 900 ms")
 
 
 def test_a_sleep_until_another_instant_is_told() -> None:
     assert failures(plot=replace(PLOT, sleeps=(Sleep(until=DUE),))) == []
     (failure,) = failures(plot=replace(PLOT, sleeps=(Sleep(until=DUE + 1),)))
-    assert failure.endswith("not due when asked for")
+    assert failure.endswith("not what the code asked for, by 1000 ms")
 
 
 def test_a_wrong_result_is_told() -> None:
