@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -22,6 +23,7 @@ TRANSPORT = "celery_durable.embedded:Transport"
 BROKER_FOLDER = "celery-durable-broker"
 RESULTS_FILE = "celery-durable-results.db"
 POLL_INTERVAL = 0.1  # seconds
+DELIVERIES_PER_TURN = 100  # the pool's results and the timers get their share
 _TRANSIENT = 1  # AMQP's delivery mode of what need not survive a power cut
 
 Payload = dict[str, Any]
@@ -161,6 +163,9 @@ class Transport(filesystem.Transport):
     Channel = Channel
     polling_interval = POLL_INTERVAL
     can_parse_url = True
+    # With an event loop the worker answers remote control while all of its pool is busy; without
+    # one it waits for a free pool process whenever it has received one task too many.
+    implements = filesystem.Transport.implements.extend(asynchronous=True)
     # A full disk is worth another try, as a broker that is away would be.
     connection_errors = (*filesystem.Transport.connection_errors, OSError)
 
@@ -171,6 +176,21 @@ class Transport(filesystem.Transport):
         # folder would then never be bound in another, nor in the same one once removed.
         self.state = virtual.BrokerState()
 
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        loop.on_tick.add(self._deliver_waiting)
+        # No file descriptor says that a message has come, so no turn may last longer than this.
+        loop.call_repeatedly(self.polling_interval, _take_a_turn)
+
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         """What the worker's banner and the log show."""
         return f"filesystem://{self.folder}"
+
+    def _deliver_waiting(self) -> None:
+        cycle: Any = self.cycle
+        with suppress(Empty):
+            for _ in range(DELIVERIES_PER_TURN):
+                cycle.get(self._deliver)
+
+
+def _take_a_turn() -> None:
+    """For the event loop's timer: that it turned is all that is needed."""
