@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.signals import worker_shutting_down
 from celery.utils.time import make_aware
 from kombu.serialization import registry
 from kombu.utils.objects import cached_property
@@ -22,14 +23,13 @@ from celery_durable.codec import Codec
 from celery_durable.dispatch import Dispatcher
 from celery_durable.durations import instant_of
 from celery_durable.embedded import embedded_defaults, is_embedded
-from celery_durable.errors import ConfigurationError
+from celery_durable.errors import ConfigurationError, StoreUnavailable
 from celery_durable.records import Delivery, Due, LeaseKey, Outcome, Outgoing, Refusal
 from celery_durable.runtime import Runtime
 from celery_durable.sender import Sender
 from celery_durable.settings import Settings, TaskSettings
 from celery_durable.store import Store
 from celery_durable.task import DurableTask
-from celery_durable.worker.interrupt import Interrupter
 from celery_durable.worker.side import WorkerSide
 from celery_durable.worker.steps import ClaimsReader, DurableStep
 
@@ -206,7 +206,13 @@ class Durable:
                 self.limits(task)
         self.worker = WorkerSide(self, worker)
         self._runtime = None
+        worker_shutting_down.connect(self._on_worker_shutting_down, weak=False)
         self.prepare_tables()
+
+    def _on_worker_shutting_down(self, **_: Any) -> None:
+        # Celery sends this from its signal handler, as the first thing.
+        if self.worker is not None:
+            self.worker.shutting_down()
 
     @cached_property
     def _in_process_claims(self) -> Claiming:
@@ -217,12 +223,6 @@ class Durable:
     def claims(self) -> Claiming:
         """How this process claims what arrives."""
         return self._in_process_claims
-
-    @cached_property
-    def interrupt(self) -> Interrupter:
-        """How a run that lost its lease is stopped."""
-        assert self.worker is not None
-        return Interrupter(self.worker.pool)
 
     @cached_property
     def _sender(self) -> Sender:
@@ -238,6 +238,13 @@ class Durable:
         Raises StoreUnavailable.
         """
         return self.store.claims.schedule(delivery, due)
+
+    def cancel_discarded(self, task_id: str) -> None:
+        """A worker discards this task for a reason of its own: its row must not bring it back."""
+        try:
+            self.store.verdicts.cancel([task_id], "revoked")
+        except StoreUnavailable as error:
+            logger.warning("%s is revoked here, its row does not know yet: %s", task_id, error)
 
     def announce_quarantine(self, task: Any, key: LeaseKey, outcome: Outcome) -> None:
         """Tell this process's receivers of a quarantine."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
+from celery import signals as celery_signals
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
@@ -29,6 +31,7 @@ from celery_durable.lease import Lease
 from celery_durable.records import Claim, Due, Follower, Outcome, OutcomeKind, Outgoing, Status
 from celery_durable.runtime import Runtime
 from celery_durable.settings import TaskSettings
+from celery_durable.shield import Shield
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +91,23 @@ class TaskRun:
         self.retry: tuple[Captured, Due, bool] | None = None
         self.replaced = False
         self.entered = False
+        #: Set when nothing of the run is left to do.
+        self.over = threading.Event()
+        #: The greenlet of the run, where the pool has greenlets.
+        self.greenlet: Any = None
         #: Set by the worker: interrupts the body when the lease is lost.
         self.interrupt: Callable[[TaskRun, Outcome | None], None] | None = None
         self._send = send
+        self._request: Any = None
 
     @property
     def request(self) -> Any:
-        return self.task.request
+        """Celery's request of the run; it is off the task's stack when the run is settled."""
+        return self.task.request if self._request is None else self._request
+
+    @property
+    def shield(self) -> Shield:
+        return self.execution.shield
 
     # -- the body -------------------------------------------------------------------------------
 
@@ -104,6 +117,7 @@ class TaskRun:
         Returns and raises what the tracer is to tell.
         """
         self.entered = True
+        self._request = self.task.request
         if self.claim.outcome is not None:
             return self._retell(self.claim.outcome)
         token = current_run.set(self.execution)
@@ -296,6 +310,7 @@ class TaskRun:
             )
         finally:
             self.heartbeat.stop()
+            self.over.set()
 
     def _settle(self, state: str | None, retval: Any) -> None:
         execution = self.execution
@@ -343,6 +358,7 @@ class TaskRun:
         self._finish(Status.SUCCEEDED)
 
     def _lease_is_gone(self) -> None:
+        self._announce_loss()
         # If it ran out unseen and nobody has taken it, the next one need not wait for its expiry.
         self.runtime.store.leases.hand_back(self.claim.key)
 
@@ -438,6 +454,15 @@ class TaskRun:
         signals.lease_lost.send(sender=self.task, task_id=lease.task_id, token=lease.token, reason=reason)
         if self.interrupt is not None:
             self.interrupt(self, outcome)
+
+    def _announce_loss(self) -> None:
+        """The run was taken from its worker: ``task_revoked`` as for any task that is stopped.
+
+        Never ``REVOKED`` in the result store: the task goes on elsewhere.
+        """
+        celery_signals.task_revoked.send(
+            sender=self.task, request=self.request, terminated=True, signum=None, expired=False
+        )
 
 
 @contextmanager

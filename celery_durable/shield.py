@@ -60,6 +60,12 @@ class Shield:
             return True
 
     @contextmanager
+    def frozen(self) -> Iterator[bool]:
+        """Whether the body is on, held: it cannot end while this block lasts."""
+        with self._lock:
+            yield self._in_body
+
+    @contextmanager
     def body(self) -> Iterator[None]:
         """The stretch in which the body is on."""
         self._in_body = True

@@ -54,6 +54,7 @@ def _claim(task: Any, arrival: Mapping[str, Any]) -> TaskRun | None:
     durable = task.app.durable
     delivery, number = arrival["delivery"], arrival["number"]
     runtime, limits = durable.runtime, durable.limits(task)
+    durable.worker.enter_process()
     asked_at = monotonic()
     answer = durable.claims.claim(delivery, limits)
     if answer is None:
@@ -64,7 +65,7 @@ def _claim(task: Any, arrival: Mapping[str, Any]) -> TaskRun | None:
         _log_declined(task, delivery, answer)
         return None
     run = TaskRun(task, answer, runtime, limits, asked_at, durable.send)
-    run.interrupt = durable.interrupt
+    durable.worker.watch(run, number)
     if answer.outcome is not None and not _is_to_be_told(run, durable, number):
         return None
     durable.claims.accept(number, answer.key)

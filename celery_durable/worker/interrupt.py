@@ -1,20 +1,163 @@
-"""Interrupting a run that lost its lease, as far as each pool allows."""
+"""Interrupting a run that lost its lease, as far as each pool allows.
+
+| pool | running Python code | a blocked call | after the grace |
+| --- | --- | --- | --- |
+| prefork | at once | ends | the process kills itself |
+| solo | at once | ends | reported as a runaway |
+| threads | at once | when it returns | reported as a runaway |
+| gevent, eventlet | when it next switches | ends | reported as a runaway |
+
+A C call that holds the interpreter's lock is interrupted when it returns. Until then the fence holds.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from typing import Any
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from celery_durable.records import Outcome
+from celery_durable.errors import LeaseInterrupt
+from celery_durable.records import Outcome, OutcomeKind
+from celery_durable.shield import Shield
 
 logger = logging.getLogger(__name__)
 
+#: Seconds between two tries to interrupt the same run: a ``finally`` or a bare ``except`` may go on.
+AGAIN = 1.0
+#: Seconds between two reports of a run that cannot be stopped.
+REPORT_EVERY = 60.0
+#: Ignored by default, used by neither Celery nor Python.
+INTERRUPT_SIGNAL = signal.SIGURG
+
+
+class Interruptible(Protocol):
+    """What an interrupter needs of a run."""
+
+    task: Any
+    lease: Any
+    limits: Any
+    over: threading.Event
+    #: The greenlet of the run, where the pool has greenlets.
+    greenlet: Any
+
+    @property
+    def shield(self) -> Shield: ...
+
+
+#: Tries once to interrupt a run. False: its body is over.
+Deliver = Callable[[Interruptible], bool]
+
 
 class Interrupter:
-    """Stops the body of a run whose lease is lost. Called by the heartbeat's thread."""
+    """Stops the body of a run whose lease is lost. Called in the run's heartbeat thread.
 
-    def __init__(self, pool: str) -> None:
-        self._pool = pool
+    ``can_kill``: the process runs nothing else (a prefork child).
+    """
 
-    def __call__(self, run: Any, outcome: Outcome | None) -> None:
-        logger.debug("%s is told by its guard only", run.lease.task_id)
+    def __init__(self, deliver: Deliver, *, can_kill: bool) -> None:
+        self._deliver = deliver
+        self._can_kill = can_kill
+
+    def __call__(self, run: Interruptible, outcome: Outcome | None) -> None:
+        """Interrupt until the run is over, or the grace is."""
+        if outcome is not None and outcome.kind == OutcomeKind.CANCELLED:
+            # A cancel without terminate: the run ends at its next durable call, like Celery's revoke.
+            return
+        waited = 0.0
+        while waited < run.limits.revoke_grace:
+            if not self._deliver(run):
+                return
+            if run.over.wait(AGAIN):
+                return
+            waited += AGAIN
+        if run.over.is_set():
+            return
+        if self._can_kill:
+            self._kill(run)
+        else:
+            self._report_until_over(run)
+
+    def _kill(self, run: Interruptible) -> None:
+        with run.shield.frozen() as in_body:
+            # Held by the lock: the process cannot have gone on to its next task meanwhile.
+            if in_body:
+                logger.error(
+                    "%s[%s] did not stop within %g s of losing its lease: its process kills itself",
+                    run.task.name,
+                    run.lease.task_id,
+                    run.limits.revoke_grace,
+                )
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _report_until_over(self, run: Interruptible) -> None:
+        while not run.over.is_set():
+            logger.error(
+                "%s[%s] lost its lease and cannot be stopped here; nothing that it writes counts",
+                run.task.name,
+                run.lease.task_id,
+            )
+            run.over.wait(REPORT_EVERY)
+            self._deliver(run)
+
+
+class SignalDelivery:
+    """Prefork and solo: the task runs in the main thread, and a signal ends even a blocked call."""
+
+    def __init__(self) -> None:
+        self._target: Interruptible | None = None
+        self._pid = 0
+
+    def install(self) -> None:
+        """Set the handler; must be called in the main thread of the process that runs tasks."""
+        if self._pid != os.getpid():
+            signal.signal(INTERRUPT_SIGNAL, self._handle)
+            self._pid = os.getpid()
+
+    def __call__(self, run: Interruptible) -> bool:
+        if not run.shield.in_body:
+            return False
+        self._target = run
+        signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT_SIGNAL)
+        return True
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        run, self._target = self._target, None
+        # Asked here, in the run's own thread: what the shield says now holds until we return.
+        if run is not None and run.shield.request(LeaseInterrupt):
+            raise LeaseInterrupt
+
+
+def deliver_to_thread(run: Interruptible) -> bool:
+    """Threads: an exception that the interpreter raises in another thread, between two bytecodes."""
+    thread_id = run.shield.thread_id
+
+    def async_raise(error: type[BaseException] | None) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread_id), None if error is None else ctypes.py_object(error)
+        )
+
+    return run.shield.request_from_outside(LeaseInterrupt, async_raise)
+
+
+def deliver_to_greenlet(run: Interruptible) -> bool:
+    """gevent: thrown into the greenlet from the hub, where the body cannot have moved on meanwhile."""
+    import gevent  # noqa: PLC0415 - only where the worker runs on it
+
+    if not run.shield.in_body:
+        return False
+
+    def throw() -> None:
+        if run.shield.request(LeaseInterrupt):
+            run.greenlet.throw(LeaseInterrupt)
+
+    gevent.get_hub().loop.run_callback(throw)
+    return True
+
+
+def deliver_to_nobody(run: Interruptible) -> bool:
+    """A pool that cannot be interrupted: the guard and the fence hold."""
+    return run.shield.in_body

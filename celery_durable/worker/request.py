@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from billiard.exceptions import WorkerLostError
+from billiard.common import TERM_SIGNAME
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
+from celery.platforms import signals
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
+from celery_durable.clock import monotonic
 from celery_durable.errors import StoreUnavailable
 from celery_durable.message import capture, delivery_of
-from celery_durable.records import LeaseKey, Outcome, Status
+from celery_durable.records import Due, LeaseKey, Outcome, OutcomeKind, Status
 from celery_durable.tracing import DELIVERY
 
 logger = logging.getLogger(__name__)
@@ -48,6 +51,8 @@ class DurableRequest(Request):
         # The claim decides both, in the database. Left to Celery, an eta would be held in this worker's
         # memory, and an expired id would enter the set of ids that every worker refuses.
         self._eta = self._expires = None
+        self.delivery = delivery
+        self.arrived_at = monotonic()
         self._request_dict[DELIVERY] = {"number": self.number, "delivery": delivery}
 
     # -- what became of the delivery ---------------------------------------------------------------
@@ -56,7 +61,22 @@ class DurableRequest(Request):
         """The claim has committed: ownership has passed from the broker to the lease."""
         self.lease_key = key
         self._acknowledge_now()
-        self._durable.worker.on_lease_taken(self)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its message still lies unacknowledged, with nothing known of a claim."""
+        return not (self.acknowledged or self._may_acknowledge or self.is_over)
+
+    def adopt(self) -> None:
+        """Make a row of a message that waits too long here, and acknowledge it.
+
+        What a claim would do to the tables, without running anything. The job stays with the pool and
+        claims the row when its turn comes; if this worker dies first, the scheduler sends it again.
+        """
+        if not self.delivery.is_wake:
+            delay = self._durable.settings.resend_delay
+            self._durable.store.claims.schedule(self.delivery, Due(seconds=delay), sends=1)
+        self._acknowledge_now()
 
     def on_declined(self) -> None:
         """There was nothing to run."""
@@ -89,6 +109,37 @@ class DurableRequest(Request):
         except StoreUnavailable as error:
             logger.warning("%s[%s] is not ended yet: %s", self.name, self.id, error)
 
+    # -- revokes of others -------------------------------------------------------------------------
+
+    def revoked(self) -> bool:
+        """As Celery's; what this worker discards for a reason of its own is cancelled in its row too."""
+        if self._already_revoked:
+            return True
+        self._may_acknowledge = True
+        try:
+            is_revoked = bool(super().revoked())
+        finally:
+            self._may_acknowledge = self._already_revoked
+        if is_revoked:
+            self.is_over = True
+            self._durable.cancel_discarded(self.id)
+        return is_revoked
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Kill the child of a task that was cancelled. The claim of its verdict tells of the revoke."""
+        self._durable.cancel_discarded(self.id)
+        self._already_revoked = True
+        if self._durable.worker.interrupt_delivery(self.number):
+            return
+        number = signals.signum(signal or TERM_SIGNAME)
+        if self.time_start:
+            pool.terminate_job(self.worker_pid, number)
+        else:
+            self._terminate_on_ack = pool, signal
+        job = self._apply_result() if self._apply_result is not None else None
+        if job is not None:
+            job.terminate(number)
+
     # -- what the pool says ------------------------------------------------------------------------
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
@@ -99,11 +150,60 @@ class DurableRequest(Request):
         if isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt)):
             self._on_child_lost(error)
             return None
+        if isinstance(error, TimeLimitExceeded):
+            # billiard reports a hard limit here first and calls ``on_timeout`` right after.
+            return None
         self.is_over = True
         if not isinstance(error, _CONTROL):
             # It failed before its claim (a body that cannot be decoded), or the tracer has told it.
             self._may_acknowledge = True
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """As Celery's; a hard limit ends the run in the database before it is told, or not at all."""
+        if soft:
+            super().on_timeout(soft, timeout)
+            return
+        self._durable.worker.drain()
+        self.is_over = True
+        if self.lease_key is None:
+            task_ready(self)
+            self.reject(requeue=True)
+        elif self._task.acks_on_timeout:
+            self._fail_at_limit(self.lease_key, timeout)
+        else:
+            task_ready(self)
+            logger.error("Hard time limit (%ss) exceeded for %s[%s]: it runs again", timeout, self.name, self.id)
+            self._hand_back(self.lease_key)
+
+    def _fail_at_limit(self, key: LeaseKey, timeout: float) -> None:
+        runtime = self._durable.runtime
+        payload, _ = runtime.outcome_codec.encode_exception(TimeLimitExceeded(timeout))
+        outcome = Outcome(
+            OutcomeKind.EXCEPTION,
+            f"hard time limit ({timeout:g} s)",
+            payload.data,
+            payload.content_type,
+            payload.content_encoding,
+        )
+        ttl = self._durable.limits(self._task).lease_ttl
+        try:
+            taken = runtime.store.leases.take_from_child(key, runtime.owner, ttl, outcome)
+        except StoreUnavailable as error:
+            logger.warning("%s[%s] waits for its lease to run out: %s", self.name, self.id, error)
+            taken = None
+        if taken is None:
+            task_ready(self)
+            return
+        super().on_timeout(False, timeout)
+        self._finish(taken, Status.FAILED)
+
+    def _hand_back(self, key: LeaseKey) -> None:
+        try:
+            # The child is killed a moment from now; its claim must not meet the next one's.
+            self._durable.runtime.store.leases.hand_back(key, 1.0)
+        except StoreUnavailable as error:
+            logger.warning("%s[%s] waits for its lease to run out: %s", self.name, self.id, error)
 
     def _on_child_lost(self, error: BaseException) -> None:
         task_ready(self)

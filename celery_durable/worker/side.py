@@ -3,43 +3,72 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
+from billiard import get_start_method
 from celery.worker.request import Request
 
 from celery_durable.claiming import Claiming, Reporter
+from celery_durable.errors import ConfigurationError
 from celery_durable.records import LeaseKey
 from celery_durable.worker.book import Book
+from celery_durable.worker.interrupt import (
+    Interrupter,
+    SignalDelivery,
+    deliver_to_greenlet,
+    deliver_to_nobody,
+    deliver_to_thread,
+)
+from celery_durable.worker.limits import guard_soft_limit
 from celery_durable.worker.pipe import ClaimsPipe, PipeReporter
 from celery_durable.worker.steps import PipeThread
+from celery_durable.worker.upkeep import Upkeep
 
 if TYPE_CHECKING:
+    from celery_durable.run import TaskRun
     from celery_durable.worker.request import DurableRequest
 
 logger = logging.getLogger(__name__)
 
-PREFORK, SOLO, THREADS, GREENLETS = "prefork", "solo", "threads", "greenlets"
+PREFORK, SOLO, THREADS, GEVENT, EVENTLET = "prefork", "solo", "threads", "gevent", "eventlet"
 
 _POOLS = {
     "celery.concurrency.prefork": PREFORK,
     "celery.concurrency.solo": SOLO,
     "celery.concurrency.thread": THREADS,
-    "celery.concurrency.gevent": GREENLETS,
-    "celery.concurrency.eventlet": GREENLETS,
+    "celery.concurrency.gevent": GEVENT,
+    "celery.concurrency.eventlet": EVENTLET,
 }
 
 
 class WorkerSide:
-    """Made by the worker's bootstep, before the pool forks."""
+    """Made by the worker's bootstep, before the pool forks; a forked child has its copy."""
 
     def __init__(self, durable: Any, worker: Any) -> None:
         self.durable = durable
-        self.worker = worker
         self.node: str = worker.hostname
         self.pool = _POOLS.get(worker.pool_cls.__module__, THREADS)
+        if self.pool == PREFORK and get_start_method() != "fork":
+            raise ConfigurationError(
+                "durable tasks need pool processes that are forked: choose another pool"
+                " (--pool=threads or solo), or billiard.set_start_method('fork')"
+            )
         self.book = Book()
         self.pipe = ClaimsPipe(self.node) if self.pool == PREFORK else None
+        self._signals = SignalDelivery()
+        self.interrupter = self._new_interrupter()
+        self.upkeep = Upkeep(self)
         self._thread: PipeThread | None = None
+        # The runs of this process by delivery number, where its tasks run in the main process.
+        self._runs: WeakValueDictionary[int, TaskRun] = WeakValueDictionary()
+
+    def _new_interrupter(self) -> Interrupter:
+        if self.pool in (PREFORK, SOLO):
+            return Interrupter(self._signals, can_kill=self.pool == PREFORK)
+        deliver = {THREADS: deliver_to_thread, GEVENT: deliver_to_greenlet}
+        return Interrupter(deliver.get(self.pool, deliver_to_nobody), can_kill=False)
 
     def claiming(self) -> Claiming:
         """How the processes of this worker claim."""
@@ -52,7 +81,35 @@ class WorkerSide:
         runtime = self.durable.runtime
         return runtime.pid, runtime.instance
 
-    # -- reading the pipe ------------------------------------------------------------------------
+    # -- around a run ------------------------------------------------------------------------------
+
+    def enter_process(self) -> None:
+        """Prepare the process that runs tasks; called before each claim, in the task's thread."""
+        if self.pool in (PREFORK, SOLO):
+            self._signals.install()
+        if self.pool == PREFORK:
+            guard_soft_limit()
+
+    def watch(self, run: TaskRun, number: int) -> None:
+        """Have the run stopped when its lease is lost."""
+        run.interrupt = self.interrupter
+        if self.pool == GEVENT:
+            import gevent  # noqa: PLC0415 - only where the worker runs on it
+
+            run.greenlet = gevent.getcurrent()
+        if self.pool != PREFORK:
+            self._runs[number] = run
+
+    def interrupt_delivery(self, number: int) -> bool:
+        """Interrupt a run of this process. False: it runs in a process of its own, or not any more."""
+        run = self._runs.get(number)
+        if run is None:
+            return self.pool != PREFORK
+        name = f"durable-interrupt-{run.lease.task_id}"
+        threading.Thread(target=self.interrupter, args=(run, None), name=name, daemon=True).start()
+        return True
+
+    # -- claims ------------------------------------------------------------------------------------
 
     def read_claims(self, consumer: Any) -> None:
         """Have the pipe read; called again after each reconnect to the broker."""
@@ -69,9 +126,6 @@ class WorkerSide:
         if self.pipe is not None:
             self.pipe.drain(self.book)
 
-    def on_lease_taken(self, request: DurableRequest) -> None:
-        """A process of this worker holds a lease from now on."""
-
     def acknowledge(self, request: DurableRequest) -> None:
         """Acknowledge the broker's message of a claimed delivery."""
         if request.acknowledged:
@@ -83,16 +137,28 @@ class WorkerSide:
         else:
             Request.acknowledge(request)
 
-    # -- the worker's life -----------------------------------------------------------------------
+    # -- the worker's life -------------------------------------------------------------------------
 
     def start(self) -> None:
         """The pool is up."""
+        self.upkeep.start()
 
-    def stop(self) -> None:
-        """The worker stops: what waits for the database gives its message back."""
+    def shutting_down(self) -> None:
+        """The worker was told to stop: if its processes die from now on, that is no crash."""
         self.book.is_stopping = True
         if self.pipe is not None:
             self.pipe.announce_stop()
+        self.upkeep.announce_stop()
+
+    def stop(self) -> None:
+        """The worker stops warmly: renewal goes on for as long as the tasks do."""
+        self.shutting_down()
+
+    def terminate(self) -> None:
+        """The worker stops at once: its leases are handed back, and no crash is counted."""
+        self.shutting_down()
+        self.drain()
+        self.upkeep.hand_back()
         if self._thread is not None:
             self._thread.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import threading
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 from celery import bootsteps
 
 from celery_durable.worker.pipe import ClaimsPipe
+
+logger = logging.getLogger(__name__)
 
 
 class DurableStep(bootsteps.StartStopStep):
@@ -30,7 +33,8 @@ class DurableStep(bootsteps.StartStopStep):
     def stop(self, worker: Any) -> None:
         worker.app.durable.worker.stop()
 
-    terminate = stop
+    def terminate(self, worker: Any) -> None:
+        worker.app.durable.worker.terminate()
 
 
 class ClaimsReader(bootsteps.StartStopStep):
@@ -64,4 +68,8 @@ class PipeThread:
         while not self._is_stopped:
             ready, _, _ = select.select([self._pipe.reader], [], [], 1.0)
             if ready:
-                self._drain()
+                try:
+                    self._drain()
+                except Exception:
+                    # The one reader must live on: a claim that is not heard keeps its message unacknowledged.
+                    logger.exception("A reported claim could not be handled")
