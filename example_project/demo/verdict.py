@@ -97,10 +97,11 @@ def _slept_as_asked(story: Story, plot: Plot, scene: Scene) -> Check:
     shifts = _shifts(story, plot)
     if len(story.dues) != len(plot.sleeps):
         return Check(False, f"{text}; sleeps: {len(story.dues)} of {len(plot.sleeps)}")
-    if max(shifts, default=0) > CLOCK_SECONDS:
-        shifted = ", ".join(f"{shift * 1000:.0f} ms" for shift in shifts)
-        return Check(False, f"{text}; due times are not what the code asked for, by {shifted}")
-    return Check(on_time, text)
+    if any(abs(shift) > CLOCK_SECONDS for shift in shifts):
+        shifted = ", ".join(f"{shift * 1000:+.0f} ms" for shift in shifts)
+        text = f"{text}; due times are not what the code asked for, by {shifted}"
+    as_asked = all(-CLOCK_SECONDS <= shift <= MAX_LATE_SECONDS for shift in shifts)
+    return Check(on_time and as_asked, text)
 
 
 def _lateness(wake: Wake) -> str:
@@ -110,17 +111,18 @@ def _lateness(wake: Wake) -> str:
 
 
 def _shifts(story: Story, plot: Plot) -> list[float]:
-    """By how many seconds each due time is not what the code asked for."""
+    """By how many seconds each due time is later than what the code asked for."""
     sleeps = zip(story.dues, plot.sleeps, story.runs, strict=False)
     return [_shift(due, sleep, run) for due, sleep, run in sleeps]
 
 
 def _shift(due: float, sleep: Sleep, asked_by: Run) -> float:
     if sleep.until is not None:
-        return abs(due - sleep.until)
+        return due - sleep.until
+    # It was asked for at some instant of the run that went to sleep.
     asked_at = due - (sleep.seconds or 0.0)
-    ended_at = asked_by.ended_at or asked_by.started_at + MAX_LATE_SECONDS
-    return max(asked_by.started_at - asked_at, asked_at - ended_at, 0.0)
+    ended_at = asked_by.ended_at or asked_by.started_at
+    return min(asked_at - asked_by.started_at, 0.0) or max(asked_at - ended_at, 0.0)
 
 
 def _ended_well(story: Story, plot: Plot, dark: Dark) -> Check:

@@ -97,14 +97,21 @@ def test_a_sleep_that_did_not_happen_is_told() -> None:
 
 
 def test_a_sleep_of_another_length_is_told() -> None:
-    (failure,) = failures(plot=replace(PLOT, sleeps=(Sleep(seconds=8.0),)))
-    assert failure.endswith("not what the code asked for, by 900 ms")
+    too_short, too_long = (replace(PLOT, sleeps=(Sleep(seconds=s),)) for s in (9.5, 3.5))
+    assert failures(plot=too_short)[0].endswith("not what the code asked for, by -400 ms")
+    assert failures(plot=too_long)[0].endswith("not what the code asked for, by +5400 ms")
+
+
+def test_a_sleep_that_is_somewhat_longer_is_told_but_passes() -> None:
+    checks = judge(SCENE, (replace(PLOT, sleeps=(Sleep(seconds=8.0),)),), DARK)
+    assert all(check.passed for check in checks)
+    assert any(check.text.endswith("the code asked for, by +900 ms") for check in checks)
 
 
 def test_a_sleep_until_another_instant_is_told() -> None:
     assert failures(plot=replace(PLOT, sleeps=(Sleep(until=DUE),))) == []
     (failure,) = failures(plot=replace(PLOT, sleeps=(Sleep(until=DUE + 1),)))
-    assert failure.endswith("not what the code asked for, by 1000 ms")
+    assert failure.endswith("not what the code asked for, by -1000 ms")
 
 
 def test_a_wrong_result_is_told() -> None:
