@@ -70,11 +70,12 @@ class Outage:
 
 def rule_on_delivery(row: Row | None, delivery: Delivery) -> Ruling:
     """Decide whether a delivery starts an execution, continues one, or is to be dropped."""
-    if row is None:
+    if row is None or _is_bare_cancel(row):
         if delivery.is_wake:
+            # A bare cancel sends no wakes: this one is of an earlier row, pruned long ago.
             return Ruling(Action.REFUSE, "its row is gone")
-        return Ruling(Action.OPEN)
-    if _is_bare_cancel(row):
+        if row is None:
+            return Ruling(Action.OPEN)
         return Ruling(Action.REOPEN, verdict=OutcomeKind.CANCELLED)
     if row.is_live or _is_set_aside(row):
         return _rule_on_live(row, delivery)
@@ -99,7 +100,9 @@ def _same_send(row: Row, delivery: Delivery) -> bool:
 
 def _rule_on_live(row: Row, delivery: Delivery) -> Ruling:
     if not _same_send(row, delivery):
-        return Ruling(Action.REFUSE, f"its id is taken by a task that is {row.status}", True)
+        # A wake of another send was sent from the row before it was opened anew: nobody's fresh send.
+        is_fresh = not delivery.is_wake
+        return Ruling(Action.REFUSE, f"its id is taken by a task that is {row.status}", is_fresh)
     if delivery.nesting > row.nesting and not _is_cancelled(row):
         return Ruling(Action.REOPEN)
     if delivery.nesting != row.nesting or delivery.version != row.message_version:
