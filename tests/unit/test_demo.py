@@ -97,9 +97,9 @@ def test_a_sleep_that_did_not_happen_is_told() -> None:
 
 
 def test_a_sleep_of_another_length_is_told() -> None:
-    too_short, too_long = (replace(PLOT, sleeps=(Sleep(seconds=s),)) for s in (9.5, 3.5))
+    too_short, too_long = (replace(PLOT, sleeps=(Sleep(seconds=s),)) for s in (9.5, 6.0))
     assert failures(plot=too_short)[0].endswith("not what the code asked for, by -400 ms")
-    assert failures(plot=too_long)[0].endswith("not what the code asked for, by +5400 ms")
+    assert failures(plot=too_long)[0].endswith("not what the code asked for, by +2900 ms")
 
 
 def test_a_sleep_that_is_somewhat_longer_is_told_but_passes() -> None:
