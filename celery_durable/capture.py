@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.app.amqp import AMQP
+from kombu.common import Broadcast
 from kombu.serialization import dumps as serialize
 from kombu.utils.json import dumps
 from kombu.utils.objects import cached_property
 
+from celery_durable.errors import ConfigurationError
 from celery_durable.message import HEADER, UNSTORED_PROPERTIES, as_bytes
 from celery_durable.records import Due, Message
 
@@ -111,6 +113,11 @@ class _SilentDispatcher:
         return None
 
 
+def is_durable(app: Any, task_name: str) -> bool:
+    """Whether the app knows a durable task of this name."""
+    return bool(getattr(app.tasks.get(task_name), "is_durable", False))
+
+
 class DurableAMQP(AMQP):
     """Celery's AMQP api, with an ear in it."""
 
@@ -119,6 +126,10 @@ class DurableAMQP(AMQP):
         send = self._create_task_sender()
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            if isinstance(options.get("queue"), Broadcast) and is_durable(self.app, name):
+                raise ConfigurationError(
+                    f"durable task {name} cannot be sent to a broadcast queue: it has one owner at a time"
+                )
             caught = _captured.get()
             if caught is None:
                 return send(producer, name, message, **options)

@@ -27,7 +27,7 @@ from typing import Literal
 
 from kombu.exceptions import OperationalError
 
-Place = Literal["outside a run", "inside a step", "in another thread"]
+Place = Literal["outside a run", "inside a step", "in another thread", "inside an open database transaction"]
 
 _ADVICE: dict[str, str] = {
     "outside a run": (
@@ -35,6 +35,10 @@ _ADVICE: dict[str, str] = {
         "in a test use .apply() or the pytest plugin celery_durable.testing."
     ),
     "inside a step": "A step is journaled as one call: make this call from the task's body.",
+    "inside an open database transaction": (
+        "The transaction would be rolled back or left open when the body ends: "
+        "sleep outside of the atomic block."
+    ),
     "in another thread": "Make this call from the thread that runs the task.",
 }
 
@@ -102,9 +106,7 @@ class LeaseRenewalTimedOut(LeaseLost):
 class ReplayDivergence(DurableError):
     """The body asks for another durable call than the one journaled at this position."""
 
-    def __init__(
-        self, task_name: str, task_id: str, position: int, recorded: str, called: str
-    ) -> None:
+    def __init__(self, task_name: str, task_id: str, position: int, recorded: str, called: str) -> None:
         super().__init__(task_name, task_id, position, recorded, called)
         self.task_name = task_name
         self.task_id = task_id

@@ -20,6 +20,7 @@ from celery_durable.errors import (
     StepLimitExceeded,
     StoreUnavailable,
 )
+from celery_durable.django import in_open_transaction
 from celery_durable.lease import Lease
 from celery_durable.records import Claim, Due, JournalEntry, Kind, LeaseKey
 from celery_durable.replay import Journal, describe, fits, timer_id
@@ -50,7 +51,7 @@ class Announcer(Protocol):
 
     def going_to_sleep(self, due_at: datetime, name: str, timer: str) -> None: ...
 
-    def parked(self, due_at: datetime, name: str) -> None: ...
+    def parked(self, due_at: datetime, name: str, now: datetime) -> None: ...
 
     def refused(self) -> None: ...
 
@@ -160,6 +161,8 @@ class Execution:
         if self._in_step:
             raise NotDurable(call, "inside a step")
         self.go_on()
+        if kind == Kind.SLEEP and in_open_transaction():
+            raise NotDurable(call, "inside an open database transaction")
         if self.journal.position >= self._step_limit:
             raise StepLimitExceeded(self._step_limit)
         position = self.journal.advance()
@@ -276,7 +279,7 @@ class Execution:
             self.is_parked = True
             self.unwritten = []
             self._stop_heartbeat()
-            self._announcer.parked(parked or due_at, name)
+            self._announcer.parked(due_at, name, self.database_time())
         raise Park
 
     def refuse(self) -> None:

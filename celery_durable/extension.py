@@ -35,6 +35,7 @@ from celery_durable.worker.steps import ClaimsReader, DurableStep
 
 logger = logging.getLogger(__name__)
 
+CONSUMER = "celery_durable.worker.consumer:DurableConsumer"
 SCHEDULER = "celery_durable.beat:DurableScheduler"
 
 
@@ -86,6 +87,8 @@ class Durable:
             conf.update(defaults)
         if conf.beat_scheduler == "celery.beat:PersistentScheduler":
             conf.beat_scheduler = SCHEDULER
+        if conf.worker_consumer == "celery.worker.consumer:Consumer":
+            conf.worker_consumer = CONSUMER
 
     def _is_left_to_us(self, conf: Any) -> bool:
         """No broker and no database server is configured: everything runs on one machine, from files."""

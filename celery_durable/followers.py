@@ -7,17 +7,16 @@ and write them as rows with the outcome, so that they are sent if and only if th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from celery.canvas import group, maybe_signature, signature
 
-from celery_durable.capture import Captured, capturing
+from celery_durable.capture import Captured, capturing, is_durable
 from celery_durable.message import delivery_from_headers
 from celery_durable.records import Follower
 
 
-def build_followers(app: Any, request: Any, value: Any, is_durable: Callable[[str], bool]) -> list[Follower]:
+def build_followers(app: Any, request: Any, value: Any) -> list[Follower]:
     """The followers of a task that returned ``value``. Whatever Celery raises for one of them is raised."""
     with capturing() as caught:
         options = {
@@ -29,7 +28,7 @@ def build_followers(app: Any, request: Any, value: Any, is_durable: Callable[[st
         if request.chain:
             successor = signature(request.chain[-1], app=app)
             successor.apply_async((value,), chain=request.chain[:-1], **options)
-    return [_follower(app, item, is_durable(item.task_name)) for item in caught]
+    return [_follower(app, item) for item in caught]
 
 
 def _priority(app: Any, request: Any) -> Any:
@@ -53,7 +52,8 @@ def _apply_callbacks(app: Any, callbacks: list[Any], value: Any, options: dict[s
         group(single, app=app).apply_async((value,), **options)
 
 
-def _follower(app: Any, captured: Captured, is_durable: bool) -> Follower:
+def _follower(app: Any, captured: Captured) -> Follower:
     delivery = delivery_from_headers(app, captured.headers, captured.message)
-    key = delivery.task_id if is_durable else str(uuid.uuid4())
-    return Follower(key=key, is_durable=is_durable, delivery=delivery, due=captured.due)
+    durable = is_durable(app, captured.task_name)
+    key = delivery.task_id if durable else str(uuid.uuid4())
+    return Follower(key=key, is_durable=durable, delivery=delivery, due=captured.due)

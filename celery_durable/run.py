@@ -7,23 +7,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import datetime
 from typing import Any
 
-from celery import signals as celery_signals
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_durable import signals
+from celery_durable.announcer import Announcer
 from celery_durable.capture import Captured
 from celery_durable.context import current_run
-from celery_durable.errors import (
-    LeaseInterrupt,
-    LeaseLost,
-    Park,
-    StoreUnavailable,
-    TaskQuarantined,
-)
+from celery_durable.errors import LeaseInterrupt, LeaseLost, Park, StoreUnavailable, TaskQuarantined
 from celery_durable.execution import Execution
 from celery_durable.followers import build_followers
 from celery_durable.heartbeat import Heartbeat
@@ -34,10 +26,6 @@ from celery_durable.settings import TaskSettings
 from celery_durable.shield import Shield
 
 logger = logging.getLogger(__name__)
-
-#: The state in the result store while a task is parked.
-SLEEPING = "SLEEPING"
-QUARANTINED = "QUARANTINED"
 
 _claimed_run: ContextVar[TaskRun | None] = ContextVar("celery_durable_claimed", default=None)
 
@@ -55,6 +43,11 @@ class TaskRun:
     """A run from its claim to the moment when it is settled.
 
     The tracer calls ``call_body`` in the middle of its work and ``settle`` after it.
+
+    Arguments:
+        asked_at: the monotonic instant before the claim was sent.
+        send_id: which send of the task this is; ``replace`` hands it on.
+        send: publishes followers that have just been written.
     """
 
     def __init__(
@@ -63,22 +56,26 @@ class TaskRun:
         claim: Claim,
         runtime: Runtime,
         limits: TaskSettings,
+        *,
         asked_at: float,
+        send_id: str | None,
         send: Callable[[Sequence[Outgoing]], None],
     ) -> None:
         self.task = task
         self.claim = claim
         self.runtime = runtime
         self.limits = limits
+        self.send_id = send_id
         self.lease = Lease(claim.key, limits.lease_ttl, limits.heartbeat_interval, sent_at=asked_at)
         self.heartbeat = Heartbeat(self.lease, runtime.heartbeats, self._on_lost)
+        self.announcer = Announcer(task, self.lease, runtime)
         self.execution = Execution(
             task.name,
             claim,
             self.lease,
             runs=runtime.store.runs,
             codec=runtime.codec,
-            announcer=self,
+            announcer=self.announcer,
             step_limit=runtime.settings.step_limit,
             asked_at=asked_at,
             now=runtime.store.now,
@@ -87,8 +84,10 @@ class TaskRun:
         self.outcome = claim.outcome
         #: True when result store, chord and errbacks are known to have heard of the outcome.
         self.told = False
-        #: The message and time of a retry that Celery has built, to be parked when it has told of it.
+        #: The message and time of a retry that Celery has built, to be parked when it has told of it;
+        #: True: its arguments are new, so the journal starts anew.
         self.retry: tuple[Captured, Due, bool] | None = None
+        #: True when the task has handed its id over to another (``replace``).
         self.replaced = False
         self.entered = False
         #: Set when nothing of the run is left to do.
@@ -98,18 +97,17 @@ class TaskRun:
         #: Set by the worker: interrupts the body when the lease is lost.
         self.interrupt: Callable[[TaskRun, Outcome | None], None] | None = None
         self._send = send
-        self._request: Any = None
 
     @property
     def request(self) -> Any:
         """Celery's request of the run; it is off the task's stack when the run is settled."""
-        return self.task.request if self._request is None else self._request
+        return self.announcer.request
 
     @property
     def shield(self) -> Shield:
         return self.execution.shield
 
-    # -- the body -------------------------------------------------------------------------------
+    # -- the body --------------------------------------------------------------------------------
 
     def call_body(self, body: Callable[[], Any]) -> Any:
         """Run the body, or what stands in its place when the outcome is there already.
@@ -117,21 +115,25 @@ class TaskRun:
         Returns and raises what the tracer is to tell.
         """
         self.entered = True
-        self._request = self.task.request
+        self.announcer.request = self.task.request
         if self.claim.outcome is not None:
             return self._retell(self.claim.outcome)
+        if not self.heartbeat.is_running:
+            # Celery swallows what a signal receiver raises, so the heartbeat is looked for here.
+            raise Ignore("it has no heartbeat")
         token = current_run.set(self.execution)
         try:
-            with self.execution.shield.body():
+            with self.shield.body():
                 value = body()
         except Park:
-            raise Ignore(self._why_ignored()) from None
+            raise Ignore("it sleeps") from None
         except LeaseInterrupt:
             raise Ignore("its lease is lost") from None
         except (Ignore, Reject) as control:
             self._end_quietly(control)
             raise
         except Retry:
+            self._raise_if_over("a retry")
             raise
         except Exception as error:
             self._end_with_exception(error)
@@ -139,9 +141,6 @@ class TaskRun:
         finally:
             current_run.reset(token)
         return self._end_with_value(value)
-
-    def _why_ignored(self) -> str:
-        return f"{SLEEPING.lower()} until it is due"
 
     def _retell(self, outcome: Outcome) -> Any:
         """The run's own end was journaled by an earlier process, which died before it was told."""
@@ -153,7 +152,7 @@ class TaskRun:
             raise self.runtime.outcome_codec.decode_exception(*stored)
         return self.runtime.outcome_codec.decode(*stored)
 
-    # -- the end --------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------
 
     def _end_with_value(self, value: Any) -> Any:
         self._raise_if_over(f"the value {value!r:.100}")
@@ -191,7 +190,7 @@ class TaskRun:
     def _end_quietly(self, control: BaseException) -> None:
         """``Ignore`` and ``Reject`` of the body itself: the row ends, nobody is told."""
         self._raise_if_over(repr(control))
-        if isinstance(control, Reject) and control.requeue:
+        if self.replaced or getattr(control, "requeue", False):
             return
         self._write(Outcome(OutcomeKind.IGNORED, type(control).__name__), (), with_unwritten=False)
         self.told = True
@@ -206,7 +205,7 @@ class TaskRun:
                 self.lease.task_id,
                 what,
             )
-            raise Ignore(self._why_ignored())
+            raise Ignore("it sleeps")
         if execution.divergence is not None:
             self._set_aside()
             raise Ignore(str(execution.divergence))
@@ -214,27 +213,16 @@ class TaskRun:
             raise Ignore(str(self.lease.loss))
 
     def _encoded(self, value: Any) -> Outcome:
-        if not self._somebody_gets_the_value():
+        if not (self.announcer.stores_result or self.request.chord):
             return Outcome(OutcomeKind.VALUE)
         prepared = self.task.backend.prepare_value(value)
         payload = self.runtime.outcome_codec.encode(prepared, limited=False)
         return Outcome(OutcomeKind.VALUE, None, payload.data, payload.content_type, payload.content_encoding)
 
-    def _somebody_gets_the_value(self) -> bool:
-        return bool(self.request.chord) or not ignores_result(self.task, self.request)
-
     def _followers(self, value: Any) -> list[Follower]:
         if not self.request.callbacks and not self.request.chain:
             return []
-        from celery_durable.task import DurableTask
-
-        tasks = self.task.app.tasks
-        return build_followers(
-            self.task.app,
-            self.request,
-            value,
-            lambda name: isinstance(tasks.get(name), DurableTask),
-        )
+        return build_followers(self.task.app, self.request, value)
 
     def _forget_followers(self) -> None:
         # The tracer publishes what it finds here; ours are rows already.
@@ -277,16 +265,10 @@ class TaskRun:
     def _set_aside(self) -> None:
         divergence = self.execution.divergence
         assert divergence is not None
-        self._store_state(QUARANTINED, {"reason": str(divergence)})
+        self.announcer.going_aside(divergence)
         self.lease.close()
         if self._persevered(lambda: self.runtime.store.runs.set_aside(self.claim.key)):
-            logger.error("%s", divergence)
-            signals.task_quarantined.send(
-                sender=self.task,
-                task_id=self.lease.task_id,
-                token=self.lease.token,
-                reason=str(divergence),
-            )
+            self.announcer.set_aside(divergence)
         self.heartbeat.stop()
 
     def _persevered(self, statement: Callable[[], bool]) -> bool:
@@ -295,13 +277,13 @@ class TaskRun:
         except LeaseLost:
             return False
 
-    # -- after the tracer -----------------------------------------------------------------------
+    # -- after the tracer ------------------------------------------------------------------------
 
-    def settle(self, state: str | None, retval: Any) -> None:
-        """Make the row say what Celery has told. Nothing may be raised from here on."""
+    def settle(self, state: str | None) -> None:
+        """Make the row say what Celery has told. Nothing is raised from here on."""
         try:
-            self._settle(state, retval)
-        except StoreUnavailable as error:
+            self._settle(state)
+        except (StoreUnavailable, LeaseLost) as error:
             logger.warning(
                 "%s[%s] is not settled, its lease will run out: %s",
                 self.task.name,
@@ -312,12 +294,12 @@ class TaskRun:
             self.heartbeat.stop()
             self.over.set()
 
-    def _settle(self, state: str | None, retval: Any) -> None:
+    def _settle(self, state: str | None) -> None:
         execution = self.execution
         if execution.is_parked or execution.divergence is not None:
             return
         if self.lease.lost:
-            self._lease_is_gone()
+            self._let_go()
         elif self.replaced:
             self._finish(Status.REPLACED)
         elif state == states.RETRY and self.retry is not None:
@@ -341,24 +323,8 @@ class TaskRun:
         self.lease.close()
         self._persevered(lambda: self.runtime.store.leases.hand_back(self.claim.key, 1.0))
 
-    def close_untold(self) -> None:
-        """Telling this outcome has killed several workers: store the bare state and leave it at that."""
-        logger.error(
-            "%s[%s]: its outcome could not be told, %d workers died of it; only its state is stored",
-            self.task.name,
-            self.lease.task_id,
-            self.claim.crashes,
-        )
-        self.refused()
-        assert self.outcome is not None
-        self._finish(_STATUS_OF_OUTCOME[self.outcome.kind])
-
-    def close_ignored(self) -> None:
-        """The body had asked for silence, and the process died before the row was ended."""
-        self._finish(Status.SUCCEEDED)
-
-    def _lease_is_gone(self) -> None:
-        self._announce_loss()
+    def _let_go(self) -> None:
+        self.announcer.stopped()
         # If it ran out unseen and nobody has taken it, the next one need not wait for its expiry.
         self.runtime.store.leases.hand_back(self.claim.key)
 
@@ -376,93 +342,35 @@ class TaskRun:
             )
         )
         if due_at is None:
-            self.refused()
+            self.announcer.refused()
         else:
             self.execution.is_parked = True
 
-    # -- telling of a sleep ---------------------------------------------------------------------
+    # -- outcomes that no tracer tells ------------------------------------------------------------
 
-    def going_to_sleep(self, due_at: datetime, name: str, timer: str) -> None:
-        """Store SLEEPING, which is no ready state: ``get()`` waits on."""
-        meta = {"due_at": due_at.isoformat(), "name": name or None, "timer_id": timer}
-        self._store_state(SLEEPING, meta)
-
-    def parked(self, due_at: datetime, name: str) -> None:
-        """Tell of a sleep that has been written."""
-        logger.info(
-            "Task %s[%s] sleeps until %s",
+    def close_untold(self) -> None:
+        """Telling this outcome has killed several workers: store the bare state and leave it at that."""
+        assert self.outcome is not None
+        logger.error(
+            "%s[%s]: its outcome could not be told, %d workers died of it; only its state is stored",
             self.task.name,
             self.lease.task_id,
-            due_at.isoformat(),
-            extra={"task_id": self.lease.task_id, "token": self.lease.token},
+            self.claim.crashes,
         )
-        signals.task_parked.send(
-            sender=self.task,
-            task_id=self.lease.task_id,
-            token=self.lease.token,
-            name=name or None,
-            due_at=due_at,
-        )
+        self.announcer.store_outcome(self.outcome)
+        self._finish(_STATUS_OF_OUTCOME[self.outcome.kind])
 
-    def refused(self) -> None:
-        """A write was refused: SLEEPING may have landed on the final state of the task. Store that again."""
-        try:
-            outcome = self.runtime.store.leases.lost_to(self.claim.key)
-        except StoreUnavailable:
-            return
-        if outcome is None:
-            return
-        backend, task_id = self.task.backend, self.lease.task_id
-        stored = (outcome.payload, outcome.content_type, outcome.content_encoding)
-        if outcome.kind == OutcomeKind.VALUE:
-            state, result = states.SUCCESS, self.runtime.outcome_codec.decode(*stored)
-        elif outcome.kind == OutcomeKind.EXCEPTION:
-            state, result = states.FAILURE, self.runtime.outcome_codec.decode_exception(*stored)
-        elif outcome.kind == OutcomeKind.QUARANTINED:
-            state, result = states.FAILURE, TaskQuarantined(task_id, outcome.reason or "")
-        elif outcome.kind in (OutcomeKind.CANCELLED, OutcomeKind.EXPIRED):
-            backend.mark_as_revoked(task_id, outcome.kind, request=None, store_result=self._stores())
-            return
-        else:
-            return
-        if self._stores():
-            backend.store_result(task_id, result, state, request=self.request)
+    def close_ignored(self) -> None:
+        """The body had asked for silence, and the process died before the row was ended."""
+        self._finish(Status.SUCCEEDED)
 
-    def _stores(self) -> bool:
-        return not ignores_result(self.task, self.request)
-
-    def _store_state(self, state: str, meta: dict[str, Any]) -> None:
-        if not self._stores():
-            return
-        try:
-            self.task.backend.store_result(self.lease.task_id, meta, state, request=self.request)
-        except Exception as error:  # noqa: BLE001 - a store that is away must not keep a task awake
-            logger.warning(
-                "%s[%s]: state %s could not be stored: %s",
-                self.task.name,
-                self.lease.task_id,
-                state,
-                error,
-            )
-
-    # -- losing the lease -----------------------------------------------------------------------
+    # -- losing the lease ------------------------------------------------------------------------
 
     def _on_lost(self, lease: Lease, outcome: Outcome | None) -> None:
         """Called by the heartbeat's thread."""
-        reason = lease.loss.reason if lease.loss is not None else ""
-        logger.warning("%s[%s] lost its lease: %s", self.task.name, lease.task_id, reason)
-        signals.lease_lost.send(sender=self.task, task_id=lease.task_id, token=lease.token, reason=reason)
+        self.announcer.lost()
         if self.interrupt is not None:
             self.interrupt(self, outcome)
-
-    def _announce_loss(self) -> None:
-        """The run was taken from its worker: ``task_revoked`` as for any task that is stopped.
-
-        Never ``REVOKED`` in the result store: the task goes on elsewhere.
-        """
-        celery_signals.task_revoked.send(
-            sender=self.task, request=self.request, terminated=True, signum=None, expired=False
-        )
 
 
 @contextmanager
@@ -478,10 +386,3 @@ def claimed(run: TaskRun) -> Iterator[None]:
 def claimed_run() -> TaskRun | None:
     """The run that Celery's tracer is working on in this thread or greenlet."""
     return _claimed_run.get()
-
-
-def ignores_result(task: Any, request: Any) -> bool:
-    """Whether nobody stores a result of this task (the request overrides the task)."""
-    # Context has a class-level default, so only an instance's own value counts (as in Celery 5.7).
-    own = request.__dict__.get("ignore_result") if request is not None else None
-    return bool(task.ignore_result if own is None else own)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Task
+from celery.exceptions import Ignore
 from celery.utils.time import maybe_iso8601
 from kombu.utils.uuid import uuid
 
@@ -32,6 +33,8 @@ class DurableTask(Task):  # type: ignore[type-arg]
     """
 
     abstract = True
+    #: Tells a durable task from a plain one where its class cannot be imported.
+    is_durable = True
     Request = "celery_durable.worker.request:DurableRequest"
 
     #: Seconds without a renewal after which the task belongs to whoever claims it next.
@@ -190,10 +193,23 @@ class DurableTask(Task):  # type: ignore[type-arg]
         run.retry = (caught[-1], due, not same)
         return result
 
-    def replace(self, sig: Any) -> Any:
+    def on_replace(self, sig: Any) -> Any:
+        """As Celery's: the signature takes the id over, and is known as the successor of this very send."""
         run = claimed_run()
+        if run is None or run.task is not self:
+            return super().on_replace(sig)
+        run.execution.go_on()
+        if run.send_id is not None:
+            self._hand_on_send_id(sig, run.send_id)
         try:
-            return super().replace(sig)
-        finally:
-            if run is not None and run.task is self:
-                run.replaced = True
+            return super().on_replace(sig)
+        except Ignore:
+            # It has been published: the row ends as replaced when Celery is done with this run.
+            run.replaced = True
+            raise
+
+    def _hand_on_send_id(self, sig: Any, send_id: str) -> None:
+        # The link that takes the id over: the signature itself, or one link of a chain.
+        for link in [sig, *(getattr(sig, "tasks", None) or [])]:
+            if link.options.get("task_id") == self.request.id:
+                link.options["headers"] = mark_send(link.options.get("headers"), send_id)

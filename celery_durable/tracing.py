@@ -64,7 +64,15 @@ def _claim(task: Any, arrival: Mapping[str, Any]) -> TaskRun | None:
         durable.claims.decline(number)
         _log_declined(task, delivery, answer)
         return None
-    run = TaskRun(task, answer, runtime, limits, asked_at, durable.send)
+    run = TaskRun(
+        task,
+        answer,
+        runtime,
+        limits,
+        asked_at=asked_at,
+        send_id=delivery.send_id,
+        send=durable.send,
+    )
     durable.worker.watch(run, number)
     if answer.outcome is not None and not _is_to_be_told(run, durable, number):
         return None
@@ -121,12 +129,10 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
     """Run the tracer under a heartbeat, then settle."""
     run.heartbeat.start()
     state: str | None = None
-    retval: Any = None
     try:
         with claimed(run):
             traced = trace(*arguments)
         state = states.SUCCESS if traced.info is None else traced.info.state
-        retval = traced.retval
         return traced
     except Reject as reject:
         # From a hook, or because the outcome could not be told: the row brings the task back by itself.
@@ -134,7 +140,7 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
         logger.warning("%s[%s] comes back: %s", run.task.name, run.lease.task_id, reject)
         return _ignored()
     finally:
-        run.settle(state, retval)
+        run.settle(state)
 
 
 def _ignored() -> Any:

@@ -49,6 +49,8 @@ class WorkerSide:
     def __init__(self, durable: Any, worker: Any) -> None:
         self.durable = durable
         self.node: str = worker.hostname
+        #: Whether the worker sends events to monitors (``-E``, ``worker_send_task_events``).
+        self.sends_events = bool(worker.task_events)
         self.pool = _POOLS.get(worker.pool_cls.__module__, THREADS)
         if self.pool == PREFORK and get_start_method() != "fork":
             raise ConfigurationError(

@@ -1,0 +1,166 @@
+"""What the world hears of a run besides its end: result states, signals, events, log lines."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery import signals as celery_signals
+from celery import states
+
+from celery_durable import signals
+from celery_durable.errors import ReplayDivergence, StoreUnavailable, TaskQuarantined
+from celery_durable.events import send_task_event
+from celery_durable.lease import Lease
+from celery_durable.records import Outcome, OutcomeKind
+from celery_durable.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+#: States in the result store while a task is parked, and while it is set aside; none is a ready state.
+SLEEPING = "SLEEPING"
+QUARANTINED = "QUARANTINED"
+
+
+class Announcer:
+    """Speaks for one run. ``request`` is Celery's, set when the tracer has made it."""
+
+    def __init__(self, task: Any, lease: Lease, runtime: Runtime) -> None:
+        self.request: Any = None
+        self._task = task
+        self._lease = lease
+        self._runtime = runtime
+
+    @property
+    def stores_result(self) -> bool:
+        """Whether results of this run are stored at all."""
+        return not ignores_result(self._task, self.request)
+
+    # -- sleeping --------------------------------------------------------------------------------
+
+    def going_to_sleep(self, due_at: datetime, name: str, timer: str) -> None:
+        """Store SLEEPING: ``get()`` waits on."""
+        meta = {"due_at": due_at.isoformat(), "name": name or None, "timer_id": timer}
+        self._store_state(SLEEPING, meta)
+
+    def parked(self, due_at: datetime, name: str, now: datetime) -> None:
+        """Tell of a sleep that has been written."""
+        until = due_at.isoformat()
+        self._log(logging.INFO, "sleeps until %s", until)
+        self._warn_of_expiry(due_at - now)
+        signals.task_parked.send(
+            sender=self._task,
+            task_id=self._lease.task_id,
+            token=self._lease.token,
+            name=name or None,
+            due_at=due_at,
+        )
+        send_task_event(self._task, "task-sleeping", self._lease.task_id, due_at=until, name=name or None)
+
+    def _warn_of_expiry(self, wait: timedelta) -> None:
+        """Results of a group and counters of a chord expire in the result store while one member sleeps."""
+        expires = self._task.app.conf.result_expires
+        if not expires or not (self.request.chord or self.request.group):
+            return
+        limit = expires if isinstance(expires, timedelta) else timedelta(seconds=float(expires))
+        if wait > limit:
+            self._log(
+                logging.WARNING,
+                "sleeps longer than result_expires (%s) inside a group or chord: what the others returned may"
+                " be gone when it wakes",
+                limit,
+            )
+
+    # -- losing ----------------------------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The heartbeat has found the lease lost."""
+        reason = self._lease.loss.reason if self._lease.loss is not None else ""
+        self._log(logging.WARNING, "lost its lease: %s", reason)
+        signals.lease_lost.send(
+            sender=self._task, task_id=self._lease.task_id, token=self._lease.token, reason=reason
+        )
+
+    def stopped(self) -> None:
+        """The run was taken from its worker: ``task_revoked``, as for any task that is stopped.
+
+        Never ``REVOKED`` in the result store: the task goes on elsewhere.
+        """
+        celery_signals.task_revoked.send(
+            sender=self._task, request=self.request, terminated=True, signum=None, expired=False
+        )
+        fields = {"terminated": True, "signum": None, "expired": False}
+        send_task_event(self._task, "task-revoked", self._lease.task_id, **fields)
+
+    def set_aside(self, divergence: ReplayDivergence) -> None:
+        """The code does not fit the journal: the task waits until somebody releases it."""
+        logger.error("%s", divergence)
+        signals.task_quarantined.send(
+            sender=self._task,
+            task_id=self._lease.task_id,
+            token=self._lease.token,
+            reason=str(divergence),
+        )
+
+    def going_aside(self, divergence: ReplayDivergence) -> None:
+        """Store QUARANTINED, no ready state: a bad deploy must not kill what has slept for a month."""
+        self._store_state(QUARANTINED, {"reason": str(divergence)})
+
+    def refused(self) -> None:
+        """A write was refused: SLEEPING may have landed on the final state. Store that again."""
+        try:
+            outcome = self._runtime.store.leases.lost_to(self._lease.key)
+        except StoreUnavailable:
+            return
+        if outcome is not None:
+            self.store_outcome(outcome)
+
+    def store_outcome(self, outcome: Outcome) -> None:
+        """Store the state and result of an outcome, and tell nobody else."""
+        if not self.stores_result:
+            return
+        backend, task_id = self._task.backend, self._lease.task_id
+        codec = self._runtime.outcome_codec
+        stored = (outcome.payload, outcome.content_type, outcome.content_encoding)
+        state: str = states.FAILURE
+        if outcome.kind == OutcomeKind.VALUE:
+            state, result = states.SUCCESS, codec.decode(*stored)
+        elif outcome.kind == OutcomeKind.EXCEPTION:
+            result = codec.decode_exception(*stored)
+        elif outcome.kind == OutcomeKind.QUARANTINED:
+            result = TaskQuarantined(task_id, outcome.reason or "")
+        elif outcome.kind in (OutcomeKind.CANCELLED, OutcomeKind.EXPIRED):
+            reason = "expired" if outcome.kind == OutcomeKind.EXPIRED else "revoked"
+            backend.mark_as_revoked(task_id, reason, request=None, store_result=True)
+            return
+        else:
+            return
+        backend.store_result(task_id, result, state, request=self.request)
+
+    # -- how -------------------------------------------------------------------------------------
+
+    def _store_state(self, state: str, meta: dict[str, Any]) -> None:
+        if not self.stores_result:
+            return
+        try:
+            self._task.backend.store_result(self._lease.task_id, meta, state, request=self.request)
+        except Exception as error:  # noqa: BLE001 - a result store that is away must not keep a task awake
+            self._log(logging.WARNING, "has state %s, which could not be stored: %s", state, error)
+
+    def _log(self, level: int, text: str, *values: Any) -> None:
+        logger.log(
+            level,
+            f"Task %s[%s] {text}",
+            self._task.name,
+            self._lease.task_id,
+            *values,
+            extra={"task_id": self._lease.task_id, "token": self._lease.token},
+        )
+
+
+def ignores_result(task: Any, request: Any) -> bool:
+    """Whether nobody stores a result of this task (the request overrides the task)."""
+    # Context has a class-level default, so only an instance's own value counts (as in Celery 5.7).
+    own = request.__dict__.get("ignore_result") if request is not None else None
+    return bool(task.ignore_result if own is None else own)
