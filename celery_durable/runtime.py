@@ -10,8 +10,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from celery_durable.clock import monotonic
-from celery_durable.codec import Codec
+from celery_durable.clock import Clock, SystemClock
+from celery_durable.codec import Codec, OutcomeCodec
 from celery_durable.errors import StoreUnavailable
 from celery_durable.heartbeat import Heartbeats
 from celery_durable.rules import Outage
@@ -45,7 +45,7 @@ class Runtime:
         self.instance = uuid.uuid4()
         self.owner = owner_name(node, self.pid, self.instance)
         self.codec = Codec(serializer, settings.payload_limit)
-        self.outcome_codec = Codec(result_serializer, settings.payload_limit)
+        self.outcome_codec = OutcomeCodec(result_serializer)
         self.heartbeats = Heartbeats(store.heartbeats)
         self.health = Health(store.now)
 
@@ -59,13 +59,16 @@ class Health:
     """When this process could not reach the database: a lease that ran out in that time is no crash.
 
     What ran out before this process first reached the database is not excused.
+    ``now`` asks the database for its time.
     """
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
+    def __init__(self, now: Callable[[], datetime], clock: Clock | None = None) -> None:
         self._now = now
+        self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._last_success: float | None = None
         self._is_away = False
+        #: The last time without a database that this process has come out of.
         self.outage: Outage | None = None
 
     @property
@@ -80,19 +83,20 @@ class Health:
         """
         try:
             if self._is_away:
-                self._returned(self._now())
+                # First of all: the statement itself may be one that finds leases that ran out.
+                self._note_return(self._now())
             answer = statement()
         except StoreUnavailable:
             self._is_away = True
             raise
-        self._last_success = monotonic()
+        self._last_success = self._clock.monotonic()
         return answer
 
-    def _returned(self, now: datetime) -> None:
+    def _note_return(self, now: datetime) -> None:
         with self._lock:
             if not self._is_away:
                 return
             if self._last_success is not None:
-                away = timedelta(seconds=monotonic() - self._last_success)
+                away = timedelta(seconds=self._clock.monotonic() - self._last_success)
                 self.outage = Outage(now - away, now)
             self._is_away = False
