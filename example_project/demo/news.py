@@ -31,6 +31,6 @@ def _woken(before: Story, story: Story, scene: Scene) -> Iterator[str]:
     for number, wake in enumerate(wakes(story, scene.uptimes)[seen:], start=seen + 1):
         process = story.runs[number].pid
         yield (
-            f"{story.title}: woke {wake.late_seconds * 1000:+.0f} ms after it was due;"
+            f"{story.title}: woke {wake.text} after it was due;"
             f" run {number + 1} of the body, in process {process}"
         )

@@ -84,7 +84,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Wake:
-    """The end of a sleep. `possible_at`: when it was due and worker and beat were there to see."""
+    """The end of a sleep. `possible_at`: when it was due, and worker and beat were up."""
 
     due_at: float
     possible_at: float
@@ -92,12 +92,19 @@ class Wake:
 
     @property
     def late_seconds(self) -> float:
-        """Negative where the task woke before its time."""
+        """Since it could wake; negative where it woke before its time."""
         return self.woke_at - self.possible_at
 
     @property
     def is_early(self) -> bool:
         return self.woke_at < self.due_at
+
+    @property
+    def text(self) -> str:
+        after_due = f"{(self.woke_at - self.due_at) * 1000:+.0f} ms"
+        if self.possible_at == self.due_at:
+            return after_due
+        return f"{after_due} ({self.late_seconds * 1000:+.0f} ms from restart)"
 
 
 def wakes(story: Story, uptimes: Iterable[Uptime]) -> list[Wake]:

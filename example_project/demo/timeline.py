@@ -10,7 +10,7 @@ from example_project.demo.text import Line, Segment, join, line
 LABEL_WIDTH = 14
 DAYS_SHOWN = 7.4
 EMPTY = Segment(" ")
-COLUMNS = (18, 10, 10, 26)
+COLUMNS = (15, 8, 8, 24)
 """Widths of the table's columns, but for the last."""
 
 
@@ -109,7 +109,7 @@ def _beat_lane(acts: Iterable[Act], label: str, lane: Lane) -> Line:
 
 
 def _story_row(scene: Scene, story: Story) -> Line:
-    late = [f"{wake.late_seconds * 1000:+.0f} ms" for wake in wakes(story, scene.uptimes)]
+    late = [wake.text for wake in wakes(story, scene.uptimes)]
     style = {"SUCCESS": "good", "FAILURE": "bad", "SLEEPING": "sleep"}.get(story.state, "")
     return _row(
         Segment(story.title),
@@ -126,6 +126,6 @@ def _countdown(scene: Scene, story: Story) -> list[str]:
 
 def _row(*cells: Segment) -> Line:
     padded = (
-        Segment(f"{cell.text:<{size}}", cell.style) for cell, size in zip(cells[:-1], COLUMNS, strict=True)
+        Segment(f"{cell.text:<{size}}  ", cell.style) for cell, size in zip(cells[:-1], COLUMNS, strict=True)
     )
     return line("  ", *padded, cells[-1])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from example_project.demo.scene import Run, Scene, Story, Wake, wakes
+from example_project.demo.scene import Run, Scene, Story, wakes
 
 MAX_LATE_SECONDS = 5.0
 MAX_LONGER_SECONDS = 2.0
@@ -94,7 +94,7 @@ def _slept_as_asked(story: Story, plot: Plot, scene: Scene) -> Check:
     on_time = len(seen) == len(plot.sleeps) and all(
         not wake.is_early and wake.late_seconds <= MAX_LATE_SECONDS for wake in seen
     )
-    late = ", ".join(map(_lateness, seen)) or "never"
+    late = ", ".join(wake.text for wake in seen) or "never"
     text = f"{story.title}: woke after it was due by {late} (limit {MAX_LATE_SECONDS:.0f} s)"
     shifts = _shifts(story, plot)
     if len(story.dues) != len(plot.sleeps):
@@ -104,12 +104,6 @@ def _slept_as_asked(story: Story, plot: Plot, scene: Scene) -> Check:
         text = f"{text}; due times are not what the code asked for, by {shifted}"
     as_asked = all(-CLOCK_SECONDS <= shift <= MAX_LONGER_SECONDS for shift in shifts)
     return Check(on_time and as_asked, text)
-
-
-def _lateness(wake: Wake) -> str:
-    text = f"{wake.late_seconds * 1000:+.0f} ms"
-    absent = wake.possible_at - wake.due_at
-    return f"{text} from the restart, which came {absent:.1f} s too late" if absent > 0 else text
 
 
 def _shifts(story: Story, plot: Plot) -> list[float]:

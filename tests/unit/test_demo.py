@@ -166,6 +166,7 @@ def test_lateness_counts_from_the_restart_where_that_came_later() -> None:
     overslept = replace(STORY, dues=(1008.0,), runs=(STORY.runs[0], Run(22, READY + 0.3)))
     (wake,) = wakes(overslept, UPTIMES)
     assert wake.late_seconds == pytest.approx(0.3)
+    assert wake.text == "+4300 ms (+300 ms from restart)"
 
 
 def test_service_needs_each_kind_of_process() -> None:
