@@ -121,6 +121,8 @@ class JournalEntry:
     payload: bytes | None = None
     content_type: str | None = None
     content_encoding: str | None = None
+    #: When it was written; None for one that is only about to be.
+    recorded_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """A read-only view of one execution, for people and tools."""
+    """A read-only view of one execution, for people and tools.
+
+    A list has no ``outcome``, ``message`` and ``journal``: ask for the one execution to see them.
+    """
 
     task_id: str
     task_name: str
@@ -250,3 +255,13 @@ class Execution:
     finished_at: datetime | None
     message: Message | None = None
     journal: tuple[JournalEntry, ...] = ()
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When it goes on: of a sleep its own time, also once a wake message is on its way."""
+        if self.owner is not None:
+            return None
+        last = self.journal[-1] if self.journal else None
+        if self.status == Status.SLEEPING and last is not None and last.kind == Kind.SLEEP:
+            return last.due_at
+        return self.wake_at

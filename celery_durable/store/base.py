@@ -68,7 +68,7 @@ def message_columns(message: Message) -> dict[str, Any]:
     return {name: getattr(message, name) for name in MESSAGE_COLUMNS}
 
 
-def message_of(row: Mapping[str, Any]) -> Message | None:
+def message_of(row: Mapping[Any, Any]) -> Message | None:
     """The stored message; None for a row that has been emptied or never had one."""
     if row["body"] is None:
         return None
@@ -84,7 +84,7 @@ def message_of(row: Mapping[str, Any]) -> Message | None:
     )
 
 
-def row_of(row: Mapping[str, Any], now: datetime) -> Row:
+def row_of(row: Mapping[Any, Any], now: datetime) -> Row:
     return Row(
         task_id=row["task_id"],
         task_name=row["task_name"],
@@ -104,7 +104,7 @@ def row_of(row: Mapping[str, Any], now: datetime) -> Row:
     )
 
 
-def entry_of(row: Mapping[str, Any]) -> JournalEntry:
+def entry_of(row: Mapping[Any, Any]) -> JournalEntry:
     return JournalEntry(
         position=row["position"],
         kind=row["kind"],
@@ -115,6 +115,7 @@ def entry_of(row: Mapping[str, Any]) -> JournalEntry:
         payload=None if row["payload"] is None else bytes(row["payload"]),
         content_type=row["content_type"],
         content_encoding=row["content_encoding"],
+        recorded_at=row["recorded_at"],
     )
 
 

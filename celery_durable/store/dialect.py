@@ -86,6 +86,33 @@ def _now_plus_sqlite(element: now_plus, compiler: SQLCompiler, **kw: Any) -> str
     return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds')"
 
 
+class shifted(expression.FunctionElement[datetime]):  # noqa: N801 - reads as SQL
+    """A stored instant plus a number of seconds, kept within the years that Python knows."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+    name = "shifted"
+
+
+@compiles(shifted, "postgresql")
+def _shifted_postgresql(element: shifted, compiler: SQLCompiler, **kw: Any) -> str:
+    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
+    moved = f"{instant} + make_interval(secs => CAST({seconds} AS double precision))"
+    return f"least(greatest({moved}, '{_FIRST}+00'::timestamptz), '{_LAST}+00'::timestamptz)"
+
+
+@compiles(shifted, "sqlite")
+def _shifted_sqlite(element: shifted, compiler: SQLCompiler, **kw: Any) -> str:
+    instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
+    # Past the year 9999 strftime answers NULL; before the year 0 with a sign, which sorts first.
+    moved = f"coalesce(strftime('%Y-%m-%d %H:%M:%f', {instant}, {seconds} || ' seconds'), '{_LAST}')"
+    return f"max({moved}, '{_FIRST}')"
+
+
+# A day within what Python can say: a driver shows an instant in some local time first.
+_FIRST, _LAST = "0001-01-02 00:00:00.000", "9999-12-30 00:00:00.000"
+
+
 def insert(table: Any, dialect_name: str) -> Any:
     """An INSERT that knows ON CONFLICT (both databases have it, under two names in SQLAlchemy)."""
     if dialect_name == "postgresql":

@@ -1,20 +1,43 @@
-"""Verdicts: what people and the crash limit decide about an execution from outside.
+"""Verdicts: what people decide about executions from outside.
 
-A cancel or a quarantine does not end a row: it writes the outcome and makes the row due, and the claim
-that finds the outcome tells it. An outcome is written once, so a task is completed or cancelled, never both.
+A cancel does not end a row: it writes the outcome and makes the row due, and the claim that finds the
+outcome tells it. An outcome is written once, so a task is completed or cancelled, never both.
+
+Every verdict takes many ids, or those of them that a filter still finds when they are locked. Rows that
+another transaction holds at that moment are passed over at first and waited for one at a time, so that a
+verdict on thousands never holds some rows while it waits for others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, and_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, update
 
 from celery_durable.records import Due, Kind, Outcome, OutcomeKind, Status
 from celery_durable.store.base import Context, outcome_to_text
-from celery_durable.store.dialect import insert
+from celery_durable.store.dialect import insert, shifted
+from celery_durable.store.filters import Filter, condition
+
+#: The most rows of one transaction: nobody waits longer for a row than these take.
+CHUNK = 1000
+
+_Answer = TypeVar("_Answer")
+#: Takes locked rows, in the order of their ids; answers by id for those that it changed.
+_Statement = Callable[[Connection, Sequence[Any]], dict[str, _Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A cancel that was accepted. ``headers``: the message's, as JSON; None: no message has come yet."""
+
+    task_id: str
+    task_name: str
+    headers: str | None
 
 
 class Verdicts:
@@ -25,144 +48,293 @@ class Verdicts:
         self._executions = context.schema.executions
         self._journal = context.schema.journal
 
-    def cancel(self, task_ids: Sequence[str], reason: str | None = None) -> set[str]:
-        """Cancel for good. Returns the ids that the verdict was written for.
+    # -- cancel ----------------------------------------------------------------------------------
 
-        An id that no row has is remembered as cancelled, so that its first message is not run.
+    def cancel(
+        self, task_ids: Sequence[str], reason: str | None = None, *, only: Filter | None = None
+    ) -> dict[str, Cancelled]:
+        """Cancel for good. Returns what was accepted, by id; what has an outcome already is refused.
+
+        An id that no row has is remembered as cancelled, so that its first message is not run. With a
+        filter, ``only`` rows that it finds are meant, and nothing is remembered.
         """
-        cancelled = set()
-        for task_id in task_ids:
-            if self._cancel(task_id, reason):
-                cancelled.add(task_id)
+        outcome = outcome_to_text(Outcome(OutcomeKind.CANCELLED, reason))
+        wanted = self._open_for_cancel(only)
+        cancelled: dict[str, Cancelled] = {}
+        for chunk in _chunks(task_ids):
+            cancelled |= self._apply(
+                chunk, wanted, lambda c, rows: self._cancel(c, rows, outcome), in_order=only is not None
+            )
+            if only is None:
+                cancelled |= self._cancel_unknown([i for i in chunk if i not in cancelled], wanted, outcome)
         return cancelled
 
-    def _cancel(self, task_id: str, reason: str | None) -> bool:
+    def _cancel(self, connection: Connection, rows: Sequence[Any], outcome: str) -> dict[str, Cancelled]:
         context, executions = self._context, self._executions
-        outcome = outcome_to_text(Outcome(OutcomeKind.CANCELLED, reason))
-        with context.database.transaction() as connection:
-            written = connection.execute(
-                update(executions)
-                .where(context.mine(executions, task_id), self._open_for_cancel())
-                .values(
-                    status=Status.ENDING,
-                    outcome=outcome,
-                    owner=None,
-                    sends=0,
-                    crashes=0,
-                    draining=False,
-                    wake_at=context.now(),
-                    finished_at=None,
-                    updated_at=context.now(),
-                )
+        written = connection.execute(
+            update(executions)
+            .where(self._among(executions, [row.task_id for row in rows], in_order=True))
+            .values(
+                status=Status.ENDING,
+                outcome=outcome,
+                owner=None,
+                sends=0,
+                crashes=0,
+                draining=False,
+                wake_at=context.now(),
+                finished_at=None,
+                updated_at=context.now(),
             )
-            if written.rowcount == 1:
-                return True
-            bare = connection.execute(
-                insert(executions, context.database.dialect_name)
-                .values(
-                    namespace=context.namespace,
-                    task_id=task_id,
-                    task_name="",
-                    outcome=outcome,
-                    status=Status.CANCELLED,
-                    created_at=context.now(),
-                    updated_at=context.now(),
-                    finished_at=context.now(),
-                )
-                .on_conflict_do_nothing(index_elements=["namespace", "task_id"])
-            )
-            return bare.rowcount == 1
+            .returning(executions.c.task_id, executions.c.task_name, executions.c.headers)
+        )
+        return {row.task_id: Cancelled(row.task_id, row.task_name, row.headers or "{}") for row in written}
 
-    def _open_for_cancel(self) -> ColumnElement[bool]:
+    def _cancel_unknown(
+        self, task_ids: Sequence[str], wanted: ColumnElement[bool], outcome: str
+    ) -> dict[str, Cancelled]:
+        if not task_ids:
+            return {}
+        remembered = self._remember(task_ids, outcome)
+        # The others have a row: refused just now, or first claimed in between, and then to be cancelled.
+        others = [i for i in task_ids if i not in remembered]
+        if others:
+            remembered |= self._apply(
+                others, wanted, lambda c, rows: self._cancel(c, rows, outcome), in_order=False
+            )
+        return remembered
+
+    def _remember(self, task_ids: Sequence[str], outcome: str) -> dict[str, Cancelled]:
+        """Write a bare row for each id that has none."""
+        context, executions = self._context, self._executions
+        statement = (
+            insert(executions, context.database.dialect_name)
+            .values(
+                namespace=context.namespace,
+                task_name="",
+                outcome=outcome,
+                status=Status.CANCELLED,
+                created_at=context.now(),
+                updated_at=context.now(),
+                finished_at=context.now(),
+            )
+            .on_conflict_do_nothing(index_elements=["namespace", "task_id"])
+            .returning(executions.c.task_id)
+        )
+        with context.database.statements() as connection:
+            # In one order, so that of two processes with the same ids one waits for the other, not both.
+            written = connection.execute(statement, [{"task_id": task_id} for task_id in sorted(task_ids)])
+            return {task_id: Cancelled(task_id, "", None) for task_id in written.scalars()}
+
+    def _open_for_cancel(self, only: Filter | None) -> ColumnElement[bool]:
         executions = self._executions
         return and_(
             executions.c.body.is_not(None),
             or_(
-                and_(executions.c.status.in_(Status.LIVE), executions.c.outcome.is_(None)),
-                and_(executions.c.status == Status.QUARANTINED, executions.c.outcome.is_(None)),
+                and_(
+                    executions.c.status.in_((*Status.LIVE, Status.QUARANTINED)),
+                    executions.c.outcome.is_(None),
+                ),
                 executions.c.status == Status.REPLACED,
             ),
+            *self._chosen(only),
         )
 
-    def release(self, task_ids: Sequence[str]) -> set[str]:
-        """Let quarantined executions run again, at once. Returns those that were quarantined."""
-        context, executions = self._context, self._executions
-        with context.database.statements() as connection:
-            released = connection.execute(
-                update(executions)
-                .where(
-                    executions.c.namespace == context.namespace,
-                    executions.c.task_id.in_(task_ids),
-                    executions.c.status == Status.QUARANTINED,
-                    executions.c.body.is_not(None),
-                )
-                .values(
-                    status=Status.RUNNING,
-                    outcome=None,
-                    crashes=0,
-                    sends=0,
-                    owner=None,
-                    draining=False,
-                    wake_at=context.now(),
-                    finished_at=None,
-                    updated_at=context.now(),
-                )
-                .returning(executions.c.task_id)
-            )
-            return set(released.scalars())
+    # -- release ---------------------------------------------------------------------------------
 
-    def move(self, task_ids: Sequence[str], due: Due, *, relative: bool = False) -> dict[str, datetime]:
+    def release(self, task_ids: Sequence[str], *, only: Filter | None = None) -> set[str]:
+        """Let quarantined executions run again, at once. Returns those that were quarantined."""
+        executions = self._executions
+        wanted = and_(
+            executions.c.status == Status.QUARANTINED,
+            executions.c.body.is_not(None),
+            *self._chosen(only),
+        )
+        released: set[str] = set()
+        for chunk in _chunks(task_ids):
+            released |= self._apply(chunk, wanted, self._release, in_order=only is not None).keys()
+        return released
+
+    def _release(self, connection: Connection, rows: Sequence[Any]) -> dict[str, None]:
+        context, executions = self._context, self._executions
+        task_ids = [row.task_id for row in rows]
+        connection.execute(
+            update(executions)
+            .where(self._among(executions, task_ids, in_order=True))
+            .values(
+                status=Status.RUNNING,
+                outcome=None,
+                crashes=0,
+                sends=0,
+                owner=None,
+                draining=False,
+                wake_at=context.now(),
+                finished_at=None,
+                updated_at=context.now(),
+            )
+        )
+        return dict.fromkeys(task_ids)
+
+    # -- move ------------------------------------------------------------------------------------
+
+    def move(
+        self,
+        task_ids: Sequence[str],
+        due: Due,
+        *,
+        relative: bool = False,
+        only: Filter | None = None,
+    ) -> dict[str, datetime]:
         """Move parked executions to another time (``relative``: by ``due.seconds`` from their own).
 
         The open sleep's journaled due time moves with it. Running and ended ones are left alone.
         Returns the new times of those that were moved.
         """
-        context, executions = self._context, self._executions
-        with context.database.transaction() as connection:
-            parked = connection.execute(
-                select(executions.c.task_id, executions.c.wake_at)
-                .where(
-                    executions.c.namespace == context.namespace,
-                    executions.c.task_id.in_(task_ids),
-                    executions.c.status.in_(Status.PARKED),
-                )
-                .with_for_update()
-            ).all()
-            moved: dict[str, datetime] = {}
-            for task_id, _ in parked:
-                moved[task_id] = self._move_one(connection, task_id, due, relative)
-            return moved
+        executions = self._executions
+        wanted = and_(executions.c.status.in_(Status.PARKED), *self._chosen(only))
+        if not relative and due.at is None:
+            due = Due(at=self._instant(due))
+        moved: dict[str, datetime] = {}
+        for chunk in _chunks(task_ids):
+            moved |= self._apply(
+                chunk, wanted, lambda c, rows: self._move(c, rows, due), in_order=only is not None
+            )
+        return moved
 
-    def _move_one(self, connection: Any, task_id: str, due: Due, relative: bool) -> datetime:
-        context, executions, journal = self._context, self._executions, self._journal
-        last_sleep = connection.execute(
-            select(journal.c.position, journal.c.due_at)
-            .where(context.mine(journal, task_id), journal.c.kind == Kind.SLEEP)
+    def _instant(self, due: Due) -> datetime:
+        with self._context.database.statements() as connection:
+            instant: datetime = connection.execute(select(self._context.instant(due))).scalar_one()
+        return instant
+
+    def _move(self, connection: Connection, rows: Sequence[Any], due: Due) -> dict[str, datetime]:
+        """Move locked rows: to ``due.at``, or by ``due.seconds`` where there is none."""
+        asleep = [row.task_id for row in rows if row.status == Status.SLEEPING]
+        moved = self._move_sleeps(connection, asleep, due) if asleep else {}
+        others = [row.task_id for row in rows if row.task_id not in moved]
+        if moved:
+            sleepers = [task_id for task_id in asleep if task_id in moved]
+            self._set_wake_at(connection, sleepers, due.at or self._open_sleep())
+        if others:
+            moved |= self._set_wake_at(connection, others, due.at or self._shifted_wake_at(due.seconds))
+        return moved
+
+    def _move_sleeps(self, connection: Connection, task_ids: Sequence[str], due: Due) -> dict[str, datetime]:
+        """Move the journaled due time of the last sleep of each execution."""
+        journal = self._journal
+        earlier = journal.alias()
+        last = (
+            select(func.max(earlier.c.position))
+            .where(
+                earlier.c.namespace == journal.c.namespace,
+                earlier.c.task_id == journal.c.task_id,
+                earlier.c.kind == Kind.SLEEP,
+            )
+            .scalar_subquery()
+        )
+        written = connection.execute(
+            update(journal)
+            .where(
+                self._among(journal, task_ids, in_order=True),
+                journal.c.position == last,
+                journal.c.due_at.is_not(None),
+            )
+            .values(due_at=due.at or shifted(journal.c.due_at, due.seconds))
+            .returning(journal.c.task_id, journal.c.due_at)
+        )
+        return {row.task_id: row.due_at for row in written}
+
+    def _open_sleep(self) -> Any:
+        """The due time of an execution's last sleep."""
+        executions, journal = self._executions, self._journal
+        return (
+            select(journal.c.due_at)
+            .where(
+                journal.c.namespace == executions.c.namespace,
+                journal.c.task_id == executions.c.task_id,
+                journal.c.kind == Kind.SLEEP,
+            )
             .order_by(journal.c.position.desc())
             .limit(1)
-        ).one_or_none()
-        status, wake_at = connection.execute(
-            select(executions.c.status, executions.c.wake_at).where(context.mine(executions, task_id))
-        ).one()
-        is_sleep = status == Status.SLEEPING and last_sleep is not None
-        if relative:
-            # A wake may be on its way (then wake_at is its resend time): the sleep keeps the true one.
-            base = last_sleep.due_at if is_sleep else wake_at
-            due = Due(at=_shifted(base, due.seconds))
-        new: datetime = connection.execute(
+            .scalar_subquery()
+        )
+
+    def _shifted_wake_at(self, seconds: float) -> Any:
+        """What waits without a sleep has its time in ``wake_at`` only: once a wake is on its way, that is
+        the time of the next one, and its own was about now."""
+        executions, context = self._executions, self._context
+        is_sent = and_(executions.c.sends > 0, executions.c.wake_at > context.now())
+        return shifted(case((is_sent, context.now()), else_=executions.c.wake_at), seconds)
+
+    def _set_wake_at(
+        self, connection: Connection, task_ids: Sequence[str], instant: Any
+    ) -> dict[str, datetime]:
+        executions = self._executions
+        written = connection.execute(
             update(executions)
-            .where(context.mine(executions, task_id))
-            .values(wake_at=context.instant(due), sends=0, updated_at=context.now())
-            .returning(executions.c.wake_at)
-        ).scalar_one()
-        if is_sleep:
-            connection.execute(
-                update(journal)
-                .where(context.mine(journal, task_id), journal.c.position == last_sleep.position)
-                .values(due_at=new)
+            .where(self._among(executions, task_ids, in_order=True))
+            .values(wake_at=instant, sends=0, updated_at=self._context.now())
+            .returning(executions.c.task_id, executions.c.wake_at)
+        )
+        return {row.task_id: row.wake_at for row in written}
+
+    # -- many at once ----------------------------------------------------------------------------
+
+    def _apply(
+        self,
+        task_ids: Sequence[str],
+        wanted: ColumnElement[bool],
+        statement: _Statement[_Answer],
+        *,
+        in_order: bool,
+    ) -> dict[str, _Answer]:
+        """Run a statement on those of the rows that are wanted, each of them locked."""
+        done = self._on_locked(task_ids, wanted, statement, in_order)
+        if len(task_ids) > 1:
+            for task_id in self._wanted([i for i in task_ids if i not in done], wanted, in_order):
+                done |= self._on_locked([task_id], wanted, statement, True)
+        return done
+
+    def _on_locked(
+        self,
+        task_ids: Sequence[str],
+        wanted: ColumnElement[bool],
+        statement: _Statement[_Answer],
+        in_order: bool,
+    ) -> dict[str, _Answer]:
+        executions = self._executions
+        with self._context.database.transaction() as connection:
+            rows = connection.execute(
+                select(executions.c.task_id, executions.c.status)
+                .where(self._among(executions, task_ids, in_order), wanted)
+                .order_by(executions.c.task_id)
+                .with_for_update(skip_locked=len(task_ids) > 1)
+            ).all()
+            return statement(connection, rows) if rows else {}
+
+    def _wanted(self, task_ids: Sequence[str], wanted: ColumnElement[bool], in_order: bool) -> Sequence[str]:
+        if not task_ids:
+            return ()
+        executions = self._executions
+        with self._context.database.statements() as connection:
+            found = connection.execute(
+                select(executions.c.task_id).where(self._among(executions, task_ids, in_order), wanted)
             )
-        return new
+            return found.scalars().all()
+
+    def _chosen(self, only: Filter | None) -> tuple[ColumnElement[bool], ...]:
+        return () if only is None else (condition(self._context, only),)
+
+    def _among(self, table: Any, task_ids: Sequence[str], in_order: bool) -> ColumnElement[bool]:
+        """The rows of these tasks. ``in_order``: the ids come in the database's own order.
+
+        Then a range of the primary key is said as well: without it, and without fresh statistics,
+        PostgreSQL reads the whole namespace for each list of ids.
+        """
+        among = and_(table.c.namespace == self._context.namespace, table.c.task_id.in_(task_ids))
+        return and_(among, table.c.task_id.between(task_ids[0], task_ids[-1])) if in_order else among
 
 
-def _shifted(instant: datetime, seconds: float) -> datetime:
-    return instant + timedelta(seconds=seconds)
+def _chunks(task_ids: Sequence[str]) -> Iterator[list[str]]:
+    """The ids, each once, in pieces of one transaction each."""
+    rest = iter(dict.fromkeys(task_ids))
+    while chunk := list(islice(rest, CHUNK)):
+        yield chunk
