@@ -34,7 +34,7 @@ class DurableScheduler(Scheduler):
             self._dispatcher = self.durable.dispatcher()
         try:
             self._dispatcher.run()
-            due_in = self.durable.store.due.next_due_in()
+            due_in = self.durable.store.due.poll().due_in
         except StoreUnavailable as error:
             logger.error("%s", error)
             return 1.0

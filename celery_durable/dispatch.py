@@ -56,7 +56,7 @@ class Dispatcher:
                 store.due.confirm(sent, settings.resend_delay)
             if unsent:
                 store.due.give_back(unsent)
-        return len(batch)
+        return batch.found
 
     def run(self) -> int:
         """Batches until nothing is due, for a second at most. Returns how many rows were due."""

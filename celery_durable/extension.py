@@ -128,6 +128,7 @@ class Durable:
             schema=settings.schema,
             engine_options=settings.engine_options,
             heartbeat_timeout=max(settings.heartbeat_interval / 2, 0.5),
+            notify_within=settings.poll_interval if settings.notify else None,
         )
 
     @property

@@ -60,6 +60,8 @@ class Claims:
         with self._context.database.transaction() as connection:
             while answer is None:
                 answer = self._try_claim(connection, delivery, owner, ttl, max_crashes, outage)
+        if isinstance(answer, Scheduled):
+            self._context.nearer(Due(at=answer.due_at))
         return answer
 
     def _try_claim(
@@ -129,7 +131,10 @@ class Claims:
     def schedule(self, delivery: Delivery, due: Due, *, sends: int = 0) -> Refusal | None:
         """Let one message in, as a row that waits until it is due, in a transaction of its own."""
         with self._context.database.transaction() as connection:
-            return self.admit(connection, delivery, due, sends=sends)
+            refusal = self.admit(connection, delivery, due, sends=sends)
+        if refusal is None:
+            self._context.nearer(due)
+        return refusal
 
     @staticmethod
     def _waits_for_its_eta(delivery: Delivery, ruling: Ruling, now: datetime) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, func, select, text, update
 
 from celery_durable.records import Outcome, OutcomeKind, Outgoing, Row, Status
 from celery_durable.rules import (
@@ -47,14 +47,47 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one take found: messages to publish, crashes that were counted, rows that cannot be read."""
+    """What one take found: messages to publish, crashes that were counted, rows that cannot be read.
 
-    outgoing: tuple[Outgoing, ...]
-    crashed: tuple[Crashed, ...]
-    unreadable: tuple[str, ...]
+    ``found``: how many rows were due; fewer than asked for means that nothing more is.
+    """
 
-    def __len__(self) -> int:
-        return len(self.outgoing) + len(self.crashed) + len(self.unreadable)
+    outgoing: tuple[Outgoing, ...] = ()
+    crashed: tuple[Crashed, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    found: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The answer to a poll: the database's time, and when the next row is due (None: nothing waits)."""
+
+    now: datetime
+    wake_at: datetime | None
+
+    @property
+    def due_in(self) -> float | None:
+        """Seconds until the next row is due, negative where it is overdue."""
+        return None if self.wake_at is None else (self.wake_at - self.now).total_seconds()
+
+
+#: Seconds for which a row that cannot be read or sent is set aside.
+SET_ASIDE = 3600.0
+
+
+_IN_ORDER = text(
+    "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),"
+    " set_config('enable_sort', 'off', true)"
+)
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """What became of the rows of one take so far."""
+
+    outgoing: list[Outgoing]
+    crashed: list[Crashed]
+    unreadable: list[str]
 
 
 class DueRows:
@@ -64,74 +97,92 @@ class DueRows:
         self._context = context
         self._executions = context.schema.executions
 
+    def poll(self) -> Outlook:
+        """When the next row is due. One statement, which costs the same however many rows wait."""
+        context, executions = self._context, self._executions
+        earliest = (
+            select(func.min(executions.c.wake_at, type_=UtcDateTime()))
+            .where(executions.c.namespace == context.namespace, executions.c.wake_at.is_not(None))
+            .scalar_subquery()
+        )
+        with context.database.statements() as connection:
+            wake_at, now = connection.execute(
+                select(earliest.label("wake_at"), context.now().label("now"))
+            ).one()
+        return Outlook(now, wake_at)
+
     def take(self, limit: int, limits: CrashLimits, outage: Outage | None = None) -> Batch:
         """Take up to ``limit`` due rows for ten seconds, the oldest first.
 
         Rows that another scheduler is taking at this moment are passed over.
         """
+        with self._context.database.transaction() as connection:
+            self._walk_the_index(connection)
+            rows = connection.execute(self.due(limit)).mappings().all()
+            if not rows:
+                return Batch()
+            taken_until = rows[0]["now"] + timedelta(seconds=DISPATCH_LEASE)
+            sort = _Sorted([], [], [])
+            for columns in rows:
+                self._sort(connection, columns, taken_until, limits, outage, sort)
+            self._mark_taken(connection, [item.key for item in sort.outgoing], taken_until)
+        return Batch(tuple(sort.outgoing), tuple(sort.crashed), tuple(sort.unreadable), len(rows))
+
+    def due(self, limit: int) -> Select[Any]:
+        """The query for what is due, for a take and for whoever wants to see its plan."""
         context, executions = self._context, self._executions
-        with context.database.transaction() as connection:
-            found = (
-                connection.execute(
-                    select(executions, context.now().label("now"))
-                    .where(
-                        executions.c.namespace == context.namespace,
-                        executions.c.wake_at <= context.now(),
-                    )
-                    .order_by(executions.c.wake_at)
-                    .limit(limit)
-                    .with_for_update(skip_locked=True)
-                )
-                .mappings()
-                .all()
-            )
-            if not found:
-                return Batch((), (), ())
-            taken_until = found[0]["now"] + timedelta(seconds=DISPATCH_LEASE)
-            outgoing: list[Outgoing] = []
-            crashed: list[Crashed] = []
-            unreadable: list[str] = []
-            for columns in found:
-                self._sort(connection, columns, taken_until, limits, outage, outgoing, crashed, unreadable)
-            self._mark_taken(connection, [item.key for item in outgoing], taken_until)
-            return Batch(tuple(outgoing), tuple(crashed), tuple(unreadable))
+        # PostgreSQL's clock moves within a statement, so it would be asked anew for each row that waits,
+        # and the index could not be searched by it. A subquery is evaluated once.
+        now = select(context.now()).scalar_subquery()
+        return (
+            select(executions, context.now().label("now"))
+            .where(executions.c.namespace == context.namespace, executions.c.wake_at <= now)
+            .order_by(executions.c.wake_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+
+    def _walk_the_index(self, connection: Connection) -> None:
+        # While its statistics lag behind a backlog, PostgreSQL expects a handful of rows, and would fetch
+        # and sort the whole backlog for every batch.
+        if not self._context.database.is_sqlite:
+            connection.execute(_IN_ORDER)
 
     def _sort(
         self,
         connection: Connection,
-        columns: Mapping[str, Any],
+        columns: Mapping[Any, Any],
         taken_until: datetime,
         limits: CrashLimits,
         outage: Outage | None,
-        outgoing: list[Outgoing],
-        crashed: list[Crashed],
-        unreadable: list[str],
+        sort: _Sorted,
     ) -> None:
         """Decide on one due row: send it, let it wait after a crash, or set it aside."""
         key = columns["task_id"]
         try:
-            row = row_of(columns, columns["now"])
             message = message_of(columns)
+            row = row_of(columns, columns["now"]) if columns["owner"] is not None else None
         except (ValueError, KeyError, TypeError):
             message = None
         if message is None:
             self._postpone_unreadable(connection, key)
-            unreadable.append(key)
+            sort.unreadable.append(key)
             return
-        if row.lease_expired:
+        if row is not None:
             max_crashes, ttl = limits(row.task_name)
             waits, crash = self._crash(connection, row, max_crashes, ttl, outage)
-            crashed.append(crash)
+            sort.crashed.append(crash)
             if waits:
                 return
-        outgoing.append(
+        sort.outgoing.append(
             Outgoing(
                 key=key,
-                status=row.status,
-                task_name=row.task_name,
-                send_id=row.send_id,
-                message_version=row.message_version,
-                sends=row.sends + 1,
+                status=columns["status"],
+                task_name=columns["task_name"],
+                send_id=columns["send_id"],
+                message_version=columns["message_version"],
+                # Taking an expired lease starts the count of wakes anew.
+                sends=1 if row is not None else columns["sends"] + 1,
                 taken_until=taken_until,
                 message=message,
             )
@@ -169,67 +220,55 @@ class DueRows:
         context, executions = self._context, self._executions
         connection.execute(
             update(executions)
-            .where(executions.c.namespace == context.namespace, executions.c.task_id.in_(keys))
+            .where(executions.c.namespace == context.namespace, context.among(executions.c.task_id, keys))
             .values(sends=executions.c.sends + 1, wake_at=taken_until)
         )
 
     def _postpone_unreadable(self, connection: Connection, key: str) -> None:
-        """A row that cannot be read must not be found due at every pass: it comes back in an hour."""
+        """A row that cannot be read must not be found due at every pass."""
         context, executions = self._context, self._executions
         connection.execute(
             update(executions)
             .where(context.mine(executions, key))
-            .values(wake_at=context.now(3600.0), updated_at=context.now())
+            .values(wake_at=context.now(SET_ASIDE), updated_at=context.now())
         )
 
     def confirm(self, sent: Sequence[Outgoing], resend_base: float) -> None:
         """Note that the broker has these messages: a wake is due again when no worker claims it in time;
         the message of a plain task has done its work."""
-        context, executions = self._context, self._executions
         outbox = [item for item in sent if item.status == Status.OUTBOX]
         wakes = [item for item in sent if item.status != Status.OUTBOX]
-        with context.database.transaction() as connection:
-            if outbox:
-                connection.execute(delete(executions).where(self._still_taken(outbox)))
-            if wakes:
-                delays = {item.sends: resend_delay(item.sends, resend_base) for item in wakes}
-                seconds = case(delays, value=executions.c.sends, else_=resend_base)
-                connection.execute(
-                    update(executions).where(self._still_taken(wakes)).values(wake_at=context.now(seconds))
-                )
+        if outbox:
+            with self._context.database.statements() as connection:
+                connection.execute(delete(self._executions).where(self._still_taken(outbox)))
+        if wakes:
+            self._move(wakes, {item.sends: resend_delay(item.sends, resend_base) for item in wakes})
 
     def give_back(self, unsent: Sequence[Outgoing]) -> None:
         """Make what the broker did not confirm due again, after a growing pause."""
+        if unsent:
+            self._move(unsent, {item.sends: publish_backoff(item.sends) for item in unsent})
+
+    def set_aside(self, broken: Sequence[Outgoing]) -> None:
+        """Let what cannot be sent as it is wait for an hour, so that nobody meets it at every pass."""
+        if broken:
+            self._move(broken, {item.sends: SET_ASIDE for item in broken})
+
+    def _move(self, items: Sequence[Outgoing], delays: Mapping[int, float]) -> None:
+        """Make rows that are still ours due after a delay, which hangs on how often each was sent."""
         context, executions = self._context, self._executions
-        delays = {item.sends: publish_backoff(item.sends) for item in unsent}
-        seconds = case(delays, value=executions.c.sends, else_=1.0)
+        first, *others = set(delays.values())
+        seconds: Any = case(dict(delays), value=executions.c.sends, else_=first) if others else first
         with context.database.statements() as connection:
             connection.execute(
-                update(executions).where(self._still_taken(unsent)).values(wake_at=context.now(seconds))
+                update(executions).where(self._still_taken(items)).values(wake_at=context.now(seconds))
             )
-
-    def next_due_in(self) -> float | None:
-        """Seconds until the next row is due (negative: overdue), None where nothing waits."""
-        context, executions = self._context, self._executions
-        earliest = (
-            select(func.min(executions.c.wake_at, type_=UtcDateTime()))
-            .where(executions.c.namespace == context.namespace, executions.c.wake_at.is_not(None))
-            .scalar_subquery()
-        )
-        with context.database.statements() as connection:
-            wake_at, now = connection.execute(
-                select(earliest.label("wake_at"), context.now().label("now"))
-            ).one()
-        if wake_at is None:
-            return None
-        seconds: float = (wake_at - now).total_seconds()
-        return seconds
 
     def _still_taken(self, items: Sequence[Outgoing]) -> ColumnElement[bool]:
         executions = self._executions
         return and_(
             executions.c.namespace == self._context.namespace,
-            executions.c.task_id.in_([item.key for item in items]),
+            self._context.among(executions.c.task_id, [item.key for item in items]),
             executions.c.owner.is_(None),
             executions.c.wake_at == items[0].taken_until,
         )

@@ -61,6 +61,11 @@ class Database:
         return self.is_sqlite and self._url.database in (None, "", ":memory:")
 
     @property
+    def file(self) -> str:
+        """The path of a SQLite file."""
+        return self._url.database or ""
+
+    @property
     def url(self) -> str:
         """The address without its password."""
         return self._url.render_as_string(hide_password=True)

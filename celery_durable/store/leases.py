@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, and_, or_, select, update
 
-from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
+from celery_durable.records import Due, LeaseKey, Outcome, OutcomeKind, Status
 from celery_durable.rules import count_crash
 from celery_durable.store.base import Context, outcome_from_text, outcome_to_text, row_of
 from celery_durable.store.claims import crash_reason
@@ -66,7 +66,9 @@ class Leases:
                     updated_at=context.now(),
                 )
             )
-            return released.rowcount
+        if released.rowcount:
+            context.nearer(Due(seconds=delay))
+        return released.rowcount
 
     def mark_draining(self, keys: Sequence[LeaseKey]) -> int:
         """Note that the worker of these leases was told to stop: if it dies now, that is no crash."""
@@ -89,7 +91,10 @@ class Leases:
         """
         context = self._context
         with context.database.transaction() as connection:
-            return self._recover(connection, key, max_crashes)
+            answer = self._recover(connection, key, max_crashes)
+        if answer is not False:
+            context.nearer()
+        return answer
 
     def _recover(self, connection: Connection, key: LeaseKey, max_crashes: int | None) -> Outcome | bool:
         context, executions = self._context, self._executions

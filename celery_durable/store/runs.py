@@ -25,6 +25,7 @@ from celery_durable.rules import DISPATCH_LEASE
 from celery_durable.store.base import Context, message_columns, outcome_to_text
 from celery_durable.store.claims import Claims
 from celery_durable.store.dialect import insert
+from celery_durable.store.outbox import enqueue
 
 
 class Runs:
@@ -83,18 +84,20 @@ class Runs:
             changes |= message_columns(message)
             changes["message_version"] = executions.c.message_version + 1
         with context.database.transaction() as connection:
-            due_at = connection.execute(
+            parked = connection.execute(
                 update(executions)
                 .where(context.fenced(key), executions.c.outcome.is_(None))
                 .values(**changes)
-                .returning(executions.c.wake_at)
-            ).scalar()
-            if due_at is None:
+                .returning(executions.c.wake_at, context.now().label("now"))
+            ).one_or_none()
+            if parked is None:
                 return None
+            due_at: datetime = parked.wake_at
             if restart:
                 connection.execute(delete(self._journal).where(context.mine(self._journal, key.task_id)))
             self._insert(connection, key.task_id, entries, due_at)
-            return due_at
+        context.nearer(Due(seconds=(due_at - parked.now).total_seconds()))
+        return due_at
 
     def end(
         self,
@@ -198,23 +201,7 @@ class Runs:
 
     def _follow(self, connection: Connection, follower: Follower, taken_until: datetime) -> Refusal | None:
         due, sends = (Due(at=taken_until), 1) if follower.due is None else (follower.due, 0)
-        if follower.is_durable:
-            return self._claims.admit(connection, follower.delivery, due, sends=sends)
-        context, delivery = self._context, follower.delivery
-        connection.execute(
-            self._executions.insert().values(
-                namespace=context.namespace,
-                task_id=follower.key,
-                task_name=delivery.task_name,
-                status=Status.OUTBOX,
-                wake_at=context.instant(due),
-                sends=sends,
-                created_at=context.now(),
-                updated_at=context.now(),
-                **message_columns(delivery.message),
-            )
-        )
-        return None
+        return enqueue(connection, self._context, self._claims, follower, due, sends=sends)
 
     def _progress(self, connection: Connection, key: LeaseKey) -> bool:
         """The fence of a journaling write. It holds the row until the commit, so that no one takes the

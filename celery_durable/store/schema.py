@@ -128,5 +128,7 @@ def _schedule(metadata: MetaData, prefix: str) -> Table:
         Column("last_run_at", UtcDateTime),
         Column("next_run_at", UtcDateTime),
         Column("total_run_count", BigInteger, nullable=False, server_default=text("0")),
+        # A scheduler is about to run it: nobody else does before this.
+        Column("taken_until", UtcDateTime),
         Column("seen_at", UtcDateTime, nullable=False),
     )

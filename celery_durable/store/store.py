@@ -13,11 +13,11 @@ from celery_durable.store.claims import Claims
 from celery_durable.store.due import DueRows
 from celery_durable.store.engine import Database
 from celery_durable.store.leases import Leases
+from celery_durable.store.notify import Hints, Notifier, channel_name, hints_for
 from celery_durable.store.queries import Queries
 from celery_durable.store.runs import Runs
 from celery_durable.store.schedule import ScheduleRows
 from celery_durable.store.schema import schema_for
-from celery_durable.store.statistics import Statistics
 from celery_durable.store.verdicts import Verdicts
 
 
@@ -29,6 +29,8 @@ class Store:
         namespace: every statement is about the rows of this one only.
         heartbeat_timeout: seconds that a renewal may take at most; it has a connection of its own, so
             that tasks that use all others cannot hold it up.
+        notify_within: seconds; what is written to be due sooner wakes the schedulers where the database
+            can. None: never.
     """
 
     def __init__(
@@ -40,10 +42,17 @@ class Store:
         schema: str | None = None,
         engine_options: Mapping[str, Any] | None = None,
         heartbeat_timeout: float = 5.0,
+        notify_within: float | None = None,
     ) -> None:
         self.database = Database(url, engine_options)
         self.time_offset = [0.0]
-        context = Context(self.database, schema_for(prefix, schema), namespace, self.time_offset)
+        tables = schema_for(prefix, schema)
+        self._channel = channel_name(tables, namespace)
+        self._notifies = notify_within is not None
+        notifier = None
+        if notify_within is not None:
+            notifier = Notifier(self.database, self._channel, notify_within)
+        context = Context(self.database, tables, namespace, self.time_offset, notifier)
         self.context = context
         self.claims = Claims(context)
         self.runs = Runs(context, self.claims)
@@ -51,8 +60,7 @@ class Store:
         self.due = DueRows(context)
         self.verdicts = Verdicts(context)
         self.queries = Queries(context)
-        self.statistics = Statistics(context)
-        self.schedule = ScheduleRows(context)
+        self.schedule = ScheduleRows(context, self.claims)
         self._heartbeat_database = self._second_database(url, engine_options, heartbeat_timeout)
         self.heartbeats = Leases(
             Context(self._heartbeat_database, context.schema, namespace, self.time_offset)
@@ -70,6 +78,10 @@ class Store:
             busy_timeout=0.1,
             statement_timeout=timeout,
         )
+
+    def hints(self) -> Hints:
+        """How a scheduler waits for what is due next."""
+        return hints_for(self.database, self._channel, notify=self._notifies)
 
     def now(self) -> Any:
         """The database's time."""

@@ -88,6 +88,7 @@ def _schedule(prefix: str, where: str | None) -> None:
         sa.Column("last_run_at", UtcDateTime),
         sa.Column("next_run_at", UtcDateTime),
         sa.Column("total_run_count", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+        sa.Column("taken_until", UtcDateTime),
         sa.Column("seen_at", UtcDateTime, nullable=False),
         schema=where,
     )
