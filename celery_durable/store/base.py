@@ -133,6 +133,7 @@ def entry_of(row: Mapping[Any, Any]) -> JournalEntry:
         payload=None if row["payload"] is None else bytes(row["payload"]),
         content_type=row["content_type"],
         content_encoding=row["content_encoding"],
+        recorded_at=row["recorded_at"],
     )
 
 

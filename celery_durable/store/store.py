@@ -18,6 +18,7 @@ from celery_durable.store.queries import Queries
 from celery_durable.store.runs import Runs
 from celery_durable.store.schedule import ScheduleRows
 from celery_durable.store.schema import schema_for
+from celery_durable.store.statistics import Statistics
 from celery_durable.store.verdicts import Verdicts
 
 
@@ -60,6 +61,7 @@ class Store:
         self.due = DueRows(context)
         self.verdicts = Verdicts(context)
         self.queries = Queries(context)
+        self.statistics = Statistics(context)
         self.schedule = ScheduleRows(context, self.claims)
         self._heartbeat_database = self._second_database(url, engine_options, heartbeat_timeout)
         self.heartbeats = Leases(

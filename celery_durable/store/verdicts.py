@@ -67,6 +67,8 @@ class Verdicts:
             )
             if only is None:
                 cancelled |= self._cancel_unknown([i for i in chunk if i not in cancelled], wanted, outcome)
+        if any(item.headers is not None for item in cancelled.values()):
+            self._context.nearer()
         return cancelled
 
     def _cancel(self, connection: Connection, rows: Sequence[Any], outcome: str) -> dict[str, Cancelled]:
@@ -152,6 +154,8 @@ class Verdicts:
         released: set[str] = set()
         for chunk in _chunks(task_ids):
             released |= self._apply(chunk, wanted, self._release, in_order=only is not None).keys()
+        if released:
+            self._context.nearer()
         return released
 
     def _release(self, connection: Connection, rows: Sequence[Any]) -> dict[str, None]:
@@ -198,6 +202,8 @@ class Verdicts:
             moved |= self._apply(
                 chunk, wanted, lambda c, rows: self._move(c, rows, due), in_order=only is not None
             )
+        if moved:
+            self._context.nearer(Due(at=min(moved.values())))
         return moved
 
     def _instant(self, due: Due) -> datetime:
@@ -329,7 +335,8 @@ class Verdicts:
         Then a range of the primary key is said as well: without it, and without fresh statistics,
         PostgreSQL reads the whole namespace for each list of ids.
         """
-        among = and_(table.c.namespace == self._context.namespace, table.c.task_id.in_(task_ids))
+        context = self._context
+        among = and_(table.c.namespace == context.namespace, context.among(table.c.task_id, task_ids))
         return and_(among, table.c.task_id.between(task_ids[0], task_ids[-1])) if in_order else among
 
 
