@@ -123,7 +123,7 @@ class DurableAMQP(AMQP):
 
     @cached_property
     def send_task_message(self) -> Any:
-        send = self._create_task_sender()
+        send = super().send_task_message
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
             if isinstance(options.get("queue"), Broadcast) and is_durable(self.app, name):

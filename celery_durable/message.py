@@ -105,9 +105,8 @@ def delivery_from_headers(app: Any, headers: Mapping[str, Any], message: Message
 
 def instant_of_header(app: Any, value: Any) -> datetime | None:
     """The instant of an ``eta`` or ``expires`` header, read as Celery's worker reads it."""
-    if not value:
-        return None
-    return maybe_make_aware(maybe_iso8601(value), app.timezone)
+    instant = maybe_iso8601(value) if value else None
+    return None if instant is None else maybe_make_aware(instant, app.timezone)
 
 
 def publish_arguments(outgoing: Outgoing) -> dict[str, Any]:

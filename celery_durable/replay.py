@@ -23,9 +23,6 @@ class Journal:
         self._entries = {entry.position: entry for entry in entries}
         self.position = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def advance(self) -> int:
         """Take the next position."""
         self.position += 1
