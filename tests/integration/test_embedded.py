@@ -293,6 +293,15 @@ class TestWorkers:
         bench.wait_for(lambda: not list(broker.glob("queues/doomed*")))
         assert "doomed" not in (broker / "exchanges" / "celery.pidbox.json").read_text()
 
+    @pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
+    def test_every_pool_works_and_listens(self, bench: Bench, pool: str) -> None:
+        worker = bench.worker(pool=pool)
+        sent = [bench.project.add.delay(number, 1) for number in range(20)]
+        assert [result.get(timeout=15) for result in sent] == list(range(1, 21))
+        assert bench.app().control.ping(timeout=5, limit=1) == [{worker.hostname: {"ok": "pong"}}]
+        worker.stop()
+        assert bench.queue_is_empty()
+
     def test_each_tick_of_beat_runs_once(self, bench: Bench) -> None:
         bench.worker()
         beat = bench.beat()
