@@ -82,8 +82,9 @@ def _now_plus_postgresql(element: now_plus, compiler: SQLCompiler, **kw: Any) ->
 @compiles(now_plus, "sqlite")
 def _now_plus_sqlite(element: now_plus, compiler: SQLCompiler, **kw: Any) -> str:
     # CURRENT_TIMESTAMP has whole seconds only; %f has milliseconds. 'now' is one instant per statement.
+    # || binds more tightly than arithmetic does.
     seconds = compiler.process(element.clauses, **kw)
-    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds')"
+    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', ({seconds}) || ' seconds')"
 
 
 class shifted(expression.FunctionElement[datetime]):  # noqa: N801 - reads as SQL
@@ -105,7 +106,7 @@ def _shifted_postgresql(element: shifted, compiler: SQLCompiler, **kw: Any) -> s
 def _shifted_sqlite(element: shifted, compiler: SQLCompiler, **kw: Any) -> str:
     instant, seconds = (compiler.process(clause, **kw) for clause in element.clauses)
     # Past the year 9999 strftime answers NULL; before the year 0 with a sign, which sorts first.
-    moved = f"coalesce(strftime('%Y-%m-%d %H:%M:%f', {instant}, {seconds} || ' seconds'), '{_LAST}')"
+    moved = f"coalesce(strftime('%Y-%m-%d %H:%M:%f', {instant}, ({seconds}) || ' seconds'), '{_LAST}')"
     return f"max({moved}, '{_FIRST}')"
 
 
