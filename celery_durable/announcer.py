@@ -151,7 +151,7 @@ class Announcer:
     def _log(self, level: int, text: str, *values: Any) -> None:
         logger.log(
             level,
-            f"Task %s[%s] {text}",
+            "Task %s[%s] " + text,  # noqa: G003 - the text is one of ours
             self._task.name,
             self._lease.task_id,
             *values,

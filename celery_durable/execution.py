@@ -12,6 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_durable.clock import Clock, SystemClock
 from celery_durable.codec import Codec
+from celery_durable.django import in_open_transaction
 from celery_durable.errors import (
     LeaseLost,
     NotDurable,
@@ -20,7 +21,6 @@ from celery_durable.errors import (
     StepLimitExceeded,
     StoreUnavailable,
 )
-from celery_durable.django import in_open_transaction
 from celery_durable.lease import Lease
 from celery_durable.records import Claim, Due, JournalEntry, Kind, LeaseKey
 from celery_durable.replay import Journal, describe, fits, timer_id
@@ -66,7 +66,7 @@ class Execution:
         stop_heartbeat: ends the renewals; called before a write that gives the lease up.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its partners, each named
         self,
         task_name: str,
         claim: Claim,
@@ -117,7 +117,7 @@ class Execution:
         value = self._run_step(position, name, fn, args, kwargs)
         try:
             payload = self._codec.encode(value)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a serializer raises is the step's failure
             raise self._failed(position, name, error) from None
         entry = JournalEntry(
             position,

@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_shutting_down
 from celery.utils.time import make_aware
-from kombu.serialization import registry
+from kombu import serialization
 from kombu.utils.objects import cached_property
 
 from celery_durable import signals
@@ -66,6 +66,9 @@ class Durable:
         if installed is not None:
             raise ConfigurationError(f"Durable is installed in app {app.main!r} already: use app.durable")
         self.app = app
+        self._install(app)
+
+    def _install(self, app: Any) -> None:
         app.durable = self
         app.amqp_cls = "celery_durable.capture:DurableAMQP"
         # What was made before by Celery's own class is made again when it is next used.
@@ -109,12 +112,13 @@ class Durable:
     @cached_property
     def settings(self) -> Settings:
         """The checked settings. Raises ConfigurationError, naming every problem."""
+        serializers: Any = serialization.registry.name_to_type  # type: ignore[attr-defined]
         return Settings.from_conf(
             self.app.conf,
             app_name=self.app.main,
             embedded=is_local(self.app.conf),
             overrides=self._overrides,
-            serializers=registry.name_to_type,
+            serializers=serializers,
         )
 
     @cached_property

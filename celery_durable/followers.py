@@ -39,8 +39,8 @@ def _priority(app: Any, request: Any) -> Any:
 
 def _apply_callbacks(app: Any, callbacks: list[Any], value: Any, options: dict[str, Any]) -> None:
     # As in Celery's tracer: groups one by one, the rest as one group, so that the trail is right.
-    signatures = [maybe_signature(callback, app=app) for callback in callbacks]
-    single = []
+    signatures: list[Any] = [maybe_signature(callback, app=app) for callback in callbacks]
+    single: list[Any] = []
     for callback in signatures:
         if isinstance(callback, group):
             callback.apply_async((value,), **options)

@@ -123,8 +123,7 @@ class TaskRun:
             raise Ignore("it has no heartbeat")
         token = current_run.set(self.execution)
         try:
-            with self.shield.body():
-                value = body()
+            value = self.shield.run(body)
         except Park:
             raise Ignore("it sleeps") from None
         except LeaseInterrupt:
@@ -216,7 +215,7 @@ class TaskRun:
         if not (self.announcer.stores_result or self.request.chord):
             return Outcome(OutcomeKind.VALUE)
         prepared = self.task.backend.prepare_value(value)
-        payload = self.runtime.outcome_codec.encode(prepared, limited=False)
+        payload = self.runtime.outcome_codec.encode(prepared)
         return Outcome(OutcomeKind.VALUE, None, payload.data, payload.content_type, payload.content_encoding)
 
     def _followers(self, value: Any) -> list[Follower]:

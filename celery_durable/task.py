@@ -50,7 +50,7 @@ class DurableTask(Task):  # type: ignore[type-arg]
 
     sleep = staticmethod(sleep)
     sleep_until = staticmethod(sleep_until)
-    step = staticmethod(step)
+    step = staticmethod(step)  # type: ignore[arg-type, var-annotated] # mypy loses the ParamSpec here
 
     _durable_trace: Callable[..., Any] | None = None
 
@@ -83,8 +83,9 @@ class DurableTask(Task):  # type: ignore[type-arg]
         run = claimed_run()
         if run is not None and run.task is self and not run.entered:
             return run.call_body(lambda: self.run(*args, **kwargs))
-        if self.request.is_eager and not getattr(self.request, "durable_entered", False):
-            self.request.durable_entered = True
+        request: Any = self.request
+        if request.is_eager and not getattr(request, "durable_entered", False):
+            request.durable_entered = True
             return self._call_eagerly(args, kwargs)
         # A plain function call, perhaps from the body of another task: nothing here is durable.
         token = current_run.set(None)
@@ -95,7 +96,7 @@ class DurableTask(Task):  # type: ignore[type-arg]
 
     def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         durable = self._durable()
-        run = EagerExecution(EternalLease(self.request.id), durable.eager_codec, durable.step_limit)
+        run = EagerExecution(EternalLease(self.request.id or ""), durable.eager_codec, durable.step_limit)
         token = current_run.set(run)
         try:
             return self.run(*args, **kwargs)

@@ -28,6 +28,9 @@ UNKNOWN_LIMIT = 16
 class DurableConsumer(Consumer):
     """Celery's consumer; what is not durable goes the usual way."""
 
+    app: Any
+    connection_errors: tuple[type[BaseException], ...]
+
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         if not self._set_aside(message, NotRegistered(message.headers.get("task"))):
             super().on_unknown_task(body, message, exc)
