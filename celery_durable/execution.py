@@ -335,7 +335,7 @@ def step_name(fn: Any) -> str:
 
 
 class EagerExecution:
-    """A run by ``.apply()`` or ``task_always_eager``: sleeps return at once, steps run, nothing is written."""
+    """An eager run (``.apply()``, ``task_always_eager``): sleeps return at once, steps run, no row."""
 
     def __init__(self, lease: Lease, codec: Codec, step_limit: int) -> None:
         self.lease = lease
