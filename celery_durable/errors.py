@@ -11,6 +11,7 @@
       PayloadTooLarge             (also ValueError)
       NotDurable
       ExecutionNotFound
+      OperationRefused
       TaskQuarantined
 
     BaseException                 control flow, which ``except Exception`` must not swallow
@@ -194,6 +195,22 @@ class ExecutionNotFound(DurableError):
             f"There is no durable execution with the task id {self.task_id!r}. It may have been "
             "pruned, may not have started yet, or may belong to another durable_namespace."
         )
+
+
+class OperationRefused(DurableError):
+    """An operator asked for what the state of the task does not allow. Nothing was changed.
+
+    ``operation``: such as ``"wake"``; ``reason``: what stands in its way.
+    """
+
+    def __init__(self, operation: str, task_id: str, reason: str) -> None:
+        super().__init__(operation, task_id, reason)
+        self.operation = operation
+        self.task_id = task_id
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"Cannot {self.operation} task {self.task_id}: {self.reason}."
 
 
 class TaskQuarantined(DurableError):

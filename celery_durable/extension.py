@@ -20,10 +20,12 @@ from celery_durable import signals
 from celery_durable.checks import URL_VARIABLE
 from celery_durable.claiming import Claiming
 from celery_durable.codec import Codec
+from celery_durable.control import install_control
 from celery_durable.dispatch import Dispatcher
 from celery_durable.durations import instant_of
 from celery_durable.embedded import embedded_defaults, is_embedded
 from celery_durable.errors import ConfigurationError, StoreUnavailable
+from celery_durable.operations import Operations
 from celery_durable.records import Delivery, Due, LeaseKey, Outcome, Outgoing, Refusal
 from celery_durable.runtime import Runtime
 from celery_durable.sender import Sender
@@ -39,7 +41,7 @@ CONSUMER = "celery_durable.worker.consumer:DurableConsumer"
 SCHEDULER = "celery_durable.beat:DurableScheduler"
 
 
-class Durable:
+class Durable(Operations):
     """The extension of one Celery app.
 
     ``Durable(app, lease_ttl=30)`` or ``durable = Durable()`` and later ``durable.init_app(app)``. Keyword
@@ -73,6 +75,7 @@ class Durable:
         app.amqp_cls = "celery_durable.capture:DurableAMQP"
         # What was made before by Celery's own class is made again when it is next used.
         app.__dict__.pop("amqp", None)
+        install_control(app)
         app.steps["worker"].add(DurableStep)
         app.steps["consumer"].add(ClaimsReader)
         app.on_after_configure.connect(self._configure, weak=False)

@@ -21,6 +21,7 @@ CONNECT_TIMEOUT = 5
 BUSY_TIMEOUT = 10.0
 
 _STATEMENTS = "celery_durable_statements"
+_UNDEFINED_TABLE = "42P01"
 
 # Engines inherited over a fork. Their sockets belong to the parent: they are neither used nor closed
 # here, and kept referenced so that the garbage collector does not close them either.
@@ -164,7 +165,8 @@ def _translated(database: Database) -> Iterator[None]:
     except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, exc.InternalError) as error:
         raise StoreUnavailable(f"{database.url}: {_first_line(error)}") from error
     except exc.DBAPIError as error:
-        if error.connection_invalidated:
+        # SQLite counts a missing table among the operational errors; a worker is about to create it.
+        if error.connection_invalidated or getattr(error.orig, "sqlstate", None) == _UNDEFINED_TABLE:
             raise StoreUnavailable(f"{database.url}: {_first_line(error)}") from error
         raise
 

@@ -23,6 +23,7 @@ EXAMPLES = [
     errors.NotDurable("sleep()"),
     errors.NotDurable("step()", "inside a step"),
     errors.ExecutionNotFound("id-1"),
+    errors.OperationRefused("wake", "id-1", "it is running"),
     errors.TaskQuarantined("id-1", "it killed 4 workers"),
 ]
 
