@@ -1,7 +1,8 @@
-"""Heartbeats: one thread for each claimed task (a greenlet where threading is patched) renews its lease.
+"""Heartbeats: what renews the leases of one process, and tells a run when its lease is lost.
 
-Whichever thread wakes first renews every lease of the process that will be due soon, in one statement;
-the others find it done.
+Two threads for the whole process (greenlets where threading is patched), started by the first claim. One
+renews: when a lease is due it renews every lease that will be due soon, in one statement. The other watches
+the deadlines, because a statement may hang for as long as the server does, and a deadline does not wait.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from celery_durable.clock import Clock, SystemClock
-from celery_durable.errors import StoreUnavailable
+from celery_durable.errors import LeaseRenewalTimedOut, StoreUnavailable
 from celery_durable.lease import Lease
 from celery_durable.records import LeaseKey, Outcome
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that ``stop`` waits for the thread. A renewal that is still in flight after it cannot do harm:
-#: it names owner and token, and its answer is not listened to any more.
-STOP_TIMEOUT = 0.15
+TAKEN = "another worker or an operator has taken the task"
+NEVER = float("inf")
+#: Seconds between two looks at a lease that is being given up.
+CLOSED_PAUSE = 1.0
 
 
 class RenewalStore(Protocol):
@@ -33,10 +35,10 @@ class RenewalStore(Protocol):
 
 
 class Heartbeat:
-    """Keeps one lease alive until it is stopped or the lease is lost.
+    """Keeps one lease alive from ``start`` until ``stop``, or until the lease is lost.
 
-    ``on_lost(lease, outcome)`` is called once, in the heartbeat's thread, when the lease is lost;
-    ``outcome`` is the one by which it was taken (a cancel), None otherwise.
+    ``on_lost(lease, outcome)`` is called once, in a thread of its own, when the lease is lost; ``outcome`` is
+    the one by which it was taken (a cancel), None otherwise.
     """
 
     def __init__(
@@ -44,165 +46,208 @@ class Heartbeat:
     ) -> None:
         self.lease = lease
         self.on_lost = on_lost
-        self.next_due = beats.first_due(lease)
+        #: The first renewal comes one interval after the claim; later ones a little early, not together.
+        self.next_due = lease.sent_at + lease.interval
         self._beats = beats
-        self._wake = threading.Event()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"durable-heartbeat-{lease.task_id}", daemon=True
-        )
 
     def start(self) -> None:
+        """Begin. Where no thread can be had, ``is_running`` stays False."""
         self._beats.add(self)
-        self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        return self._thread.is_alive() and not self._stopped.is_set()
+        """Whether somebody renews this lease."""
+        return self._beats.keeps(self)
 
     def stop(self) -> None:
-        """End the renewals of this lease. Returns soon, whatever the database does."""
+        """End the renewals at once, whatever the database does.
+
+        A renewal that is in flight does no harm: it names owner and token, and nobody listens to its answer.
+        """
         self._beats.remove(self)
-        self._stopped.set()
-        self._wake.set()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(STOP_TIMEOUT)
-
-    def retire(self) -> None:
-        """The lease is lost: there is nothing left to renew."""
-        self._stopped.set()
-        self._wake.set()
-
-    def _run(self) -> None:
-        clock = self._beats.clock
-        while not self._stopped.is_set():
-            now = clock.monotonic()
-            if self.lease.lost:
-                self._beats.lose(self, None)
-                return
-            until = min(self.next_due, self.lease.deadline)
-            if until > now:
-                clock.wait(self._wake, until - now)
-                continue
-            if not self._beats.renew_due():
-                # Another thread is at it, and may hang in the database: watch the own deadline meanwhile.
-                clock.wait(self._wake, min(0.05, max(self.lease.deadline - now, 0.0)))
 
 
 class Heartbeats:
     """The heartbeats of one process."""
 
     def __init__(self, store: RenewalStore, clock: Clock | None = None) -> None:
-        self.clock = clock or SystemClock()
+        self._clock = clock or SystemClock()
         self._store = store
         self._lock = threading.Lock()
-        self._renewing = threading.Lock()
         self._beats: dict[LeaseKey, Heartbeat] = {}
         self._is_failing = False
-
-    def first_due(self, lease: Lease) -> float:
-        """The first renewal comes one interval after the claim; later ones a little early, not together."""
-        return lease.sent_at + lease.interval
+        self._renewer = Loop("durable-heartbeat", self.renew_due, self._clock)
+        self._watcher = Loop("durable-deadlines", self.watch_deadlines, self._clock)
 
     def add(self, beat: Heartbeat) -> None:
+        """Renew this lease from now on."""
         with self._lock:
             self._beats[beat.lease.key] = beat
+        try:
+            self._renewer.look_at(beat.next_due)
+            self._watcher.look_at(beat.lease.deadline)
+        except RuntimeError as error:
+            self.remove(beat)
+            logger.error("No heartbeat for task %s: %s", beat.lease.task_id, error)
 
     def remove(self, beat: Heartbeat) -> None:
+        """Renew this lease no more."""
         with self._lock:
-            self._beats.pop(beat.lease.key, None)
+            if self._beats.get(beat.lease.key) is beat:
+                del self._beats[beat.lease.key]
 
-    @property
-    def keys(self) -> list[LeaseKey]:
-        """The leases that are being renewed."""
+    def keeps(self, beat: Heartbeat) -> bool:
+        """Whether this lease is being renewed."""
+        return self._beats.get(beat.lease.key) is beat
+
+    def _kept(self) -> list[Heartbeat]:
         with self._lock:
-            return list(self._beats)
+            return list(self._beats.values())
 
-    def renew_due(self) -> bool:
-        """Renew what is due within half an interval. False: another thread is doing it."""
-        if not self._renewing.acquire(blocking=False):
-            return False
-        try:
-            for ttl, beats in self._due().items():
-                self._renew(beats, ttl)
-        finally:
-            self._renewing.release()
-        return True
+    # -- renewing -------------------------------------------------------------------------------
 
-    def _due(self) -> dict[float, list[Heartbeat]]:
-        now = self.clock.monotonic()
-        due: dict[float, list[Heartbeat]] = {}
-        with self._lock:
-            for beat in self._beats.values():
-                lease = beat.lease
-                if lease.is_closed or lease.lost:
-                    beat.next_due = now + lease.interval
-                elif beat.next_due - lease.interval / 2 <= now:
-                    due.setdefault(lease.ttl, []).append(beat)
-        return due
+    def renew_due(self) -> float:
+        """Renew what is due within half an interval, if anything is due now.
 
-    def _renew(self, beats: list[Heartbeat], ttl: float) -> None:
-        sent_at = self.clock.monotonic()
-        for beat in beats:
+        Returns the instant of the next pass.
+        """
+        self._tell_lost()
+        now = self._clock.monotonic()
+        beats = self._kept()
+        if any(beat.next_due <= now for beat in beats):
+            soon = [beat for beat in beats if beat.next_due - beat.lease.interval / 2 <= now]
+            for ttl, batch in _by_ttl(soon).items():
+                self._renew(batch, ttl)
+        return min((beat.next_due for beat in self._kept()), default=NEVER)
+
+    def _renew(self, batch: Sequence[Heartbeat], ttl: float) -> None:
+        sent_at = self._clock.monotonic()
+        for beat in batch:
             # A tick that was missed is made up for by the next one, never by a burst.
             beat.next_due = sent_at + beat.lease.interval * random.uniform(0.9, 1.0)
-        watch = self._watch(beats, sent_at)
         try:
-            renewed = self._store.renew([beat.lease.key for beat in beats], ttl)
-        except StoreUnavailable as error:
+            renewed = self._store.renew([beat.lease.key for beat in batch], ttl)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the leases live on until their deadlines
             self._report_failure(error)
-            for beat in beats:
-                beat.next_due = self.clock.monotonic() + beat.lease.interval / 4
+            for beat in batch:
+                beat.next_due = self._clock.monotonic() + beat.lease.interval / 4
             return
-        finally:
-            watch.cancel()
         self._report_success()
-        for beat in beats:
+        for beat in batch:
             if beat.lease.key in renewed:
+                self._note_renewed(beat, sent_at)
+            else:
+                self._note_refused(beat)
+
+    def _note_renewed(self, beat: Heartbeat, sent_at: float) -> None:
+        with self._lock:
+            if self.keeps(beat):
                 beat.lease.renewed(sent_at)
-            elif not beat.lease.is_closed:
-                self._find_out(beat)
 
-    def _watch(self, beats: Iterable[Heartbeat], now: float) -> threading.Timer:
-        """A statement may hang for as long as the server does; the deadlines do not wait for it."""
-        first = min(beat.lease.deadline for beat in beats)
-        timer = threading.Timer(max(first - now, 0.0), self._expire)
-        timer.daemon = True
-        timer.start()
-        return timer
-
-    def _expire(self) -> None:
+    def _note_refused(self, beat: Heartbeat) -> None:
+        """Zero rows: the lease is lost, and that is final, unless the run is giving it up itself."""
         with self._lock:
-            beats = list(self._beats.values())
-        for beat in beats:
+            if self.keeps(beat) and beat.lease.mark_lost(TAKEN):
+                self._tell(beat)
+
+    # -- losing ---------------------------------------------------------------------------------
+
+    def watch_deadlines(self) -> float:
+        """Tell the runs whose deadline has passed. Returns the instant of the next pass."""
+        self._tell_lost()
+        # A run that is giving its lease up cannot lose it; it may still find that it holds it as before.
+        later = self._clock.monotonic() + CLOSED_PAUSE
+        return min(
+            (later if beat.lease.is_closed else beat.lease.deadline for beat in self._kept()), default=NEVER
+        )
+
+    def _tell_lost(self) -> None:
+        for beat in self._kept():
             if beat.lease.lost:
-                self.lose(beat, None)
+                with self._lock:
+                    if self.keeps(beat):
+                        self._tell(beat)
 
-    def _find_out(self, beat: Heartbeat) -> None:
-        """Zero rows: the lease is lost, and that is final. By whose hand is read once."""
-        try:
-            outcome = self._store.lost_to(beat.lease.key)
-        except StoreUnavailable:
-            outcome = None
-        self.lose(beat, outcome, "another worker or an operator has taken the task")
+    def _tell(self, beat: Heartbeat) -> None:
+        """Tell a run of its loss, once, under the lock. In a thread of its own: interrupting a run takes
+        time, in which the other leases have to be renewed and their deadlines watched."""
+        name = f"durable-loss-{beat.lease.task_id}"
+        threading.Thread(target=self._tell_now, args=(beat,), name=name, daemon=True).start()
+        del self._beats[beat.lease.key]
 
-    def lose(self, beat: Heartbeat, outcome: Outcome | None, reason: str | None = None) -> None:
-        """Tell the run of its loss, once. ``reason`` None: the deadline has passed."""
-        with self._lock:
-            # Whoever takes it out of the table is the one that tells.
-            if self._beats.pop(beat.lease.key, None) is None:
-                return
-        if reason is not None:
-            beat.lease.mark_lost(reason)
-        beat.retire()
-        beat.on_lost(beat.lease, outcome)
+    def _tell_now(self, beat: Heartbeat) -> None:
+        lease = beat.lease
+        outcome: Outcome | None = None
+        if not isinstance(lease.loss, LeaseRenewalTimedOut):
+            try:
+                outcome = self._store.lost_to(lease.key)
+            except Exception as error:  # noqa: BLE001 - the run has to be told all the same
+                logger.warning("Who took task %s cannot be read: %s", lease.task_id, error)
+        beat.on_lost(lease, outcome)
 
-    def _report_failure(self, error: StoreUnavailable) -> None:
-        level = logging.DEBUG if self._is_failing else logging.WARNING
+    def _report_failure(self, error: Exception) -> None:
+        if not self._is_failing:
+            unexpected = None if isinstance(error, StoreUnavailable) else error
+            logger.warning("Leases could not be renewed, will try again: %s", error, exc_info=unexpected)
         self._is_failing = True
-        logger.log(level, "Leases could not be renewed, will try again: %s", error)
 
     def _report_success(self) -> None:
         if self._is_failing:
             logger.info("Leases are being renewed again")
         self._is_failing = False
+
+
+class Loop:
+    """A daemon thread that makes a pass whenever one is due; each pass says when the next one is.
+
+    It starts when the first pass is asked for.
+    """
+
+    def __init__(self, name: str, make_pass: Callable[[], float], clock: Clock) -> None:
+        self._name = name
+        self._make_pass = make_pass
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._next_at = NEVER
+        self._thread: threading.Thread | None = None
+
+    def look_at(self, instant: float) -> None:
+        """Make a pass at this instant at the latest.
+
+        Raises RuntimeError when no thread can be started.
+        """
+        if self._thread is None and self._start():
+            return
+        # Most tasks end long before their first renewal: the thread is not woken for each of them.
+        if instant < self._next_at:
+            self._wake.set()
+
+    def _start(self) -> bool:
+        """Start the thread, which begins with a pass. False: somebody else has."""
+        with self._lock:
+            if self._thread is not None:
+                return False
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
+            return True
+
+    def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            # Whoever adds something while the pass is under way wakes us again.
+            self._next_at = NEVER
+            try:
+                self._next_at = self._make_pass()
+            except Exception:
+                logger.exception("%s failed, and goes on", self._name)
+                self._next_at = self._clock.monotonic() + 1.0
+            self._clock.wait(self._wake, self._next_at - self._clock.monotonic())
+
+
+def _by_ttl(beats: Iterable[Heartbeat]) -> dict[float, list[Heartbeat]]:
+    groups: dict[float, list[Heartbeat]] = {}
+    for beat in beats:
+        groups.setdefault(beat.lease.ttl, []).append(beat)
+    return groups

@@ -54,13 +54,29 @@ class Lease:
         return self.key.owner
 
     @property
+    def trust(self) -> float:
+        """Seconds for which a renewal is believed in: all of the ttl but an interval, or but a sixth.
+
+        What is left is the time to stop the task before somebody else may start it.
+        """
+        return self.ttl - min(self.interval, self.ttl / 6)
+
+    @property
+    def pace(self) -> float:
+        """Seconds between renewals: the interval, and less where that is more than a sixth of the ttl.
+
+        So the database may be away for two thirds of the ttl, whenever it goes, and no lease is lost.
+        """
+        return self.interval if self.interval <= self.ttl / 6 else self.ttl / 12
+
+    @property
     def deadline(self) -> float:
         """The monotonic instant from which on the holder does not believe in the lease any more.
 
         It counts from the moment at which the last successful renewal was *sent*: the store set the
         expiry after that moment, whatever the answer took.
         """
-        return self.sent_at + self.ttl - self.interval
+        return self.sent_at + self.trust
 
     @property
     def remaining(self) -> float:
@@ -88,10 +104,14 @@ class Lease:
             raise self._loss
 
     def renewed(self, sent_at: float) -> None:
-        """Note that a renewal sent at ``sent_at`` succeeded. A lost lease stays lost."""
+        """Note that a renewal sent at ``sent_at`` succeeded.
+
+        A lost lease stays lost, and one whose deadline has passed while the answer was on its way is lost.
+        """
+        if self.lost:
+            return
         with self._lock:
-            if self._loss is None:
-                self.sent_at = max(self.sent_at, sent_at)
+            self.sent_at = max(self.sent_at, sent_at)
 
     def mark_lost(self, reason: str) -> bool:
         """Note that the store refused us. True the first time."""
@@ -103,7 +123,7 @@ class Lease:
             LeaseRenewalTimedOut(
                 self.key.task_id,
                 self.key.token,
-                f"no renewal succeeded within {self.ttl - self.interval:g} s",
+                f"no renewal succeeded within {self.trust:g} s",
             )
         )
 
