@@ -100,6 +100,13 @@ class Heartbeats:
         """Whether this lease is being renewed."""
         return self._beats.get(beat.lease.key) is beat
 
+    def close(self) -> None:
+        """Renew nothing more. Does not wait for a renewal that is in flight."""
+        with self._lock:
+            self._beats.clear()
+        self._renewer.close()
+        self._watcher.close()
+
     def _kept(self) -> list[Heartbeat]:
         with self._lock:
             return list(self._beats.values())
@@ -210,6 +217,7 @@ class Loop:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._next_at = NEVER
+        self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def look_at(self, instant: float) -> None:
@@ -233,8 +241,13 @@ class Loop:
             self._thread = thread
             return True
 
+    def close(self) -> None:
+        """End the thread after the pass that it makes now, if any."""
+        self._is_closed = True
+        self._wake.set()
+
     def _run(self) -> None:
-        while True:
+        while not self._is_closed:
             self._wake.clear()
             # Whoever adds something while the pass is under way wakes us again.
             self._next_at = NEVER

@@ -17,12 +17,6 @@ class FakeClock:
         self._now = now
         self._moved = threading.Condition()
         self.waiting = 0
-        self._is_over = False
-
-    def end(self) -> None:
-        """End the threads that still wait: the test is over."""
-        self._is_over = True
-        self.move(0)
 
     def monotonic(self) -> float:
         return self._now
@@ -42,8 +36,6 @@ class FakeClock:
             self.waiting += 1
             try:
                 while not event.is_set() and self._now < until:  # type: ignore[attr-defined]
-                    if self._is_over:
-                        raise SystemExit
                     # An event cannot notify this condition, so look now and then.
                     self._moved.wait(0.001)
             finally:

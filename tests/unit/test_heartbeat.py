@@ -419,14 +419,15 @@ def test_a_lease_that_could_not_be_given_up_is_watched_again(start, beats, clock
 
 @pytest.fixture
 def moving():
-    clock = FakeClock()
-    yield clock
-    clock.end()
+    return FakeClock()
 
 
 @pytest.fixture
 def threaded(store, moving):
-    return Heartbeats(store, moving)
+    beats = Heartbeats(store, moving)
+    yield beats
+    beats.close()
+    eventually(lambda: not moving.waiting)
 
 
 def hold(threaded, moving, losses, task_id="id", ttl=60, interval=10):
@@ -544,13 +545,27 @@ def test_a_pass_that_fails_is_not_the_last_one(moving, caplog):
             raise result
         return result
 
-    Loop("test-loop", make_pass, moving).look_at(0.0)
+    loop = Loop("test-loop", make_pass, moving)
+    loop.look_at(0.0)
 
     eventually(lambda: moving.waiting)
     assert len(passes) == 1
     assert "test-loop failed, and goes on" in caplog.text
     moving.move(1)
     eventually(lambda: len(passes) == 2)
+    loop.close()
+
+
+def test_closing_ends_both_threads_and_all_heartbeats(threaded, moving, store, losses):
+    others = threading.enumerate()
+    beat = hold(threaded, moving, losses)
+    mine = [thread for thread in threading.enumerate() if thread not in others]
+
+    threaded.close()
+
+    eventually(lambda: not any(thread.is_alive() for thread in mine))
+    assert not beat.is_running
+    assert store.renewals == []
 
 
 def test_without_a_thread_to_be_had_there_is_no_heartbeat_and_the_run_can_see_it(
