@@ -69,6 +69,11 @@ class DurableTask(Task):  # type: ignore[type-arg]
         # Celery builds a tracer for each task when a worker process starts, and assigns it here.
         self._durable_trace = None if trace is None else durable_tracer(self, trace)
 
+    def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
+        # Called when a worker starts: without the extension it could only fail at the first message.
+        self._durable()
+        return super().start_strategy(app, consumer, **options)
+
     @property
     def backend(self) -> Any:
         backend = super().backend
