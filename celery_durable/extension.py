@@ -217,6 +217,7 @@ class Durable(Operations):
                 self.limits(task)
         self.worker = WorkerSide(self, worker)
         self._runtime = None
+        self.__dict__.pop("_in_process_claims", None)
         worker_shutting_down.connect(self._on_worker_shutting_down, weak=False)
         self.prepare_tables()
         if not self.store.database.is_in_memory:

@@ -136,6 +136,18 @@ class Claims:
             self._context.nearer(due)
         return refusal
 
+    def keep(self, delivery: Delivery, resend_delay: float) -> Refusal | None:
+        """Make a row of a message that cannot run now: what a claim would do, without running anything.
+
+        It is sent again after ``resend_delay`` seconds, or at its ETA, unless the message at hand is
+        claimed before. A wake has its row already.
+        """
+        if delivery.is_wake:
+            return None
+        if delivery.eta is not None:
+            return self.schedule(delivery, Due(at=delivery.eta))
+        return self.schedule(delivery, Due(seconds=resend_delay), sends=1)
+
     @staticmethod
     def _waits_for_its_eta(delivery: Delivery, ruling: Ruling, now: datetime) -> bool:
         # A row that exists carries the time itself: wakes and copies keep the header of the first send.

@@ -16,7 +16,7 @@ from celery.worker.consumer import Consumer
 
 from celery_durable.errors import StoreUnavailable
 from celery_durable.message import capture, delivery_of, instant_of_header, mark_of
-from celery_durable.records import Claim, Delivery, Due, Outcome, OutcomeKind, Status
+from celery_durable.records import Claim, Delivery, Outcome, OutcomeKind, Status
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +74,8 @@ class DurableConsumer(Consumer):
             delivery.task_id,
             error,
         )
-        if not delivery.is_wake:
-            durable = self.app.durable
-            due = Due(seconds=durable.settings.resend_delay)
-            durable.store.claims.schedule(delivery, due, sends=1)
+        durable = self.app.durable
+        durable.store.claims.keep(delivery, durable.settings.resend_delay)
 
     def _fail(self, delivery: Delivery, message: Any, error: Exception) -> None:
         """End the row with a failure that names the cause; chord and errbacks are told where readable."""

@@ -19,7 +19,7 @@ from celery.worker.state import task_ready
 from celery_durable.clock import monotonic
 from celery_durable.errors import StoreUnavailable
 from celery_durable.message import capture, delivery_of
-from celery_durable.records import Due, LeaseKey, Outcome, OutcomeKind, Status
+from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
 from celery_durable.tracing import DELIVERY
 
 logger = logging.getLogger(__name__)
@@ -73,9 +73,7 @@ class DurableRequest(Request):
         What a claim would do to the tables, without running anything. The job stays with the pool and
         claims the row when its turn comes; if this worker dies first, the scheduler sends it again.
         """
-        if not self.delivery.is_wake:
-            delay = self._durable.settings.resend_delay
-            self._durable.store.claims.schedule(self.delivery, Due(seconds=delay), sends=1)
+        self._durable.store.claims.keep(self.delivery, self._durable.settings.resend_delay)
         self._acknowledge_now()
 
     def on_declined(self) -> None:
