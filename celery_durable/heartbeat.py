@@ -47,7 +47,7 @@ class Heartbeat:
         self.lease = lease
         self.on_lost = on_lost
         #: The first renewal comes one interval after the claim; later ones a little early, not together.
-        self.next_due = lease.sent_at + lease.interval
+        self.next_due = lease.sent_at + lease.pace
         self._beats = beats
 
     def start(self) -> None:
@@ -122,7 +122,7 @@ class Heartbeats:
         now = self._clock.monotonic()
         beats = self._kept()
         if any(beat.next_due <= now for beat in beats):
-            soon = [beat for beat in beats if beat.next_due - beat.lease.interval / 2 <= now]
+            soon = [beat for beat in beats if beat.next_due - beat.lease.pace / 2 <= now]
             for ttl, batch in _by_ttl(soon).items():
                 self._renew(batch, ttl)
         return min((beat.next_due for beat in self._kept()), default=NEVER)
@@ -131,13 +131,13 @@ class Heartbeats:
         sent_at = self._clock.monotonic()
         for beat in batch:
             # A tick that was missed is made up for by the next one, never by a burst.
-            beat.next_due = sent_at + beat.lease.interval * random.uniform(0.9, 1.0)
+            beat.next_due = sent_at + beat.lease.pace * random.uniform(0.9, 1.0)
         try:
             renewed = self._store.renew([beat.lease.key for beat in batch], ttl)
         except Exception as error:  # noqa: BLE001 - whatever it is: the leases live on until their deadlines
             self._report_failure(error)
             for beat in batch:
-                beat.next_due = self._clock.monotonic() + beat.lease.interval / 4
+                beat.next_due = self._clock.monotonic() + beat.lease.pace / 4
             return
         self._report_success()
         for beat in batch:

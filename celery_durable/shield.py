@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from celery_durable.errors import LeaseInterrupt
+from typing import TypeVar
 
 #: Raises its argument in the thread of the run; None withdraws what has not been raised yet.
 AsyncRaise = Callable[[type[BaseException] | None], None]
+
+Value = TypeVar("Value")
 
 
 class Shield:
@@ -27,11 +28,8 @@ class Shield:
         self._depth = 0
         self._pending: type[BaseException] | None = None
         self._async_raise: AsyncRaise | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether an interrupt would hit the body right now."""
-        return self._in_body and self._depth == 0
+        # What was delivered: it may arrive a moment after the body's end, and is dropped then.
+        self._delivered: tuple[type[BaseException], ...] = ()
 
     @property
     def in_body(self) -> bool:
@@ -45,6 +43,7 @@ class Shield:
         if self._depth:
             self._pending = error
             return False
+        self._note(error)
         return True
 
     def request_from_outside(self, error: type[BaseException], async_raise: AsyncRaise) -> bool:
@@ -55,6 +54,7 @@ class Shield:
             if self._depth:
                 self._pending = error
             else:
+                self._note(error)
                 self._async_raise = async_raise
                 async_raise(error)
             return True
@@ -65,21 +65,34 @@ class Shield:
         with self._lock:
             yield self._in_body
 
-    @contextmanager
-    def body(self) -> Iterator[None]:
-        """The stretch in which the body is on."""
+    def run(self, body: Callable[[], Value]) -> Value:
+        """Run the body: the one stretch in which an interrupt may be raised.
+
+        An interrupt that comes when the body has ended already is dropped, and the body's own end stands.
+        """
+        # Python looks for signals and asynchronous exceptions at calls and jumps only: nothing between this
+        # line and the next, or at the start of the ``finally``, can be interrupted.
         self._in_body = True
         try:
-            yield
+            return body()
         finally:
-            self._close()
+            while True:
+                try:
+                    # A signal handler asks this in this very thread: from here on it raises nothing.
+                    self._in_body = False
+                    self._withdraw()
+                    break
+                except BaseException as error:
+                    if not isinstance(error, self._delivered):
+                        raise
 
     @contextmanager
     def closed(self) -> Iterator[None]:
         """A stretch of ours inside the body. What was asked for meanwhile is raised at its end."""
         with self._lock:
+            # First this: until it is done an asynchronous exception may still be raised right here.
+            self._postpone()
             self._depth += 1
-            self._withdraw()
         try:
             yield
         finally:
@@ -88,22 +101,23 @@ class Shield:
                 pending = self._pending if self._depth == 0 and self._in_body else None
                 if pending is not None:
                     self._pending = None
+                    self._note(pending)
         if pending is not None:
             raise pending
 
-    def _close(self) -> None:
-        # An asynchronous exception may be raised in these very lines; after them none can come.
-        while True:
-            try:
-                with self._lock:
-                    self._in_body = False
-                    self._pending = None
-                    self._withdraw()
-                return
-            except LeaseInterrupt:
-                continue
+    def _note(self, error: type[BaseException]) -> None:
+        if error not in self._delivered:
+            self._delivered = (*self._delivered, error)
 
-    def _withdraw(self) -> None:
+    def _postpone(self) -> None:
+        """Turn what was sent from another thread, and may not have arrived, into what is pending."""
         if self._async_raise is not None:
             self._async_raise(None)
             self._async_raise = None
+            self._pending = self._delivered[-1]
+
+    def _withdraw(self) -> None:
+        """Drop what is pending. Under the lock, after which another thread sends nothing any more."""
+        with self._lock:
+            self._postpone()
+            self._pending = None
