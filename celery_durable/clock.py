@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Protocol
 
 
@@ -48,3 +50,34 @@ class SystemClock:
 def monotonic() -> float:
     """Seconds from an arbitrary origin, never going back."""
     return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class HeardTime:
+    """The database's time as it was told once, reckoned on from there by the process's own clock.
+
+    Some time goes by between the question and the answer (monotonic instants both), and nobody knows when in
+    it the database looked. So there are two answers: what begins now is to begin with ``at_most``, what ends
+    now with ``at_least``, and nothing between them is ever early.
+    """
+
+    instant: datetime
+    asked_at: float
+    answered_at: float
+
+    def at_most(self, now: float) -> datetime:
+        """The latest that it can be at the monotonic instant ``now``."""
+        return self.instant + timedelta(seconds=now - self.asked_at)
+
+    def at_least(self, now: float) -> datetime:
+        """The earliest that it can be."""
+        return self.instant + timedelta(seconds=now - self.answered_at)
+
+    def age(self, now: float) -> float:
+        """Seconds since it was heard."""
+        return now - self.answered_at
+
+    @property
+    def blur(self) -> float:
+        """Seconds between the two answers."""
+        return self.answered_at - self.asked_at

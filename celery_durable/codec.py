@@ -16,8 +16,11 @@ from celery_durable.errors import PayloadTooLarge, StepFailed
 #: Serializers that can only make plain values: what was written by them is read even when another one
 #: has been configured since, so that a changed setting strands no task that has slept for a month.
 HARMLESS = ("json", "msgpack")
-#: Characters that are kept of the message of an exception that cannot be rebuilt.
+#: Characters that are kept of the message of an exception.
 MESSAGE_LENGTH = 10_000
+#: Bytes that an exception may take whatever the limit is, so that an error that tells of a low limit is not
+#: itself over it.
+EXCEPTION_ROOM = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,12 @@ class Codec:
             kombu.exceptions.EncodeError: the serializer cannot.
             PayloadTooLarge: more bytes than the limit.
         """
+        return self._within(self._limit, value)
+
+    def _within(self, limit: int | None, value: Any) -> Payload:
         payload = self._dump(value)
-        if self._limit is not None and len(payload.data) > self._limit:
-            raise PayloadTooLarge(len(payload.data), self._limit)
+        if limit is not None and len(payload.data) > limit:
+            raise PayloadTooLarge(len(payload.data), limit)
         return payload
 
     def _dump(self, value: Any) -> Payload:
@@ -81,10 +87,11 @@ class Codec:
         That is the exception itself where it can be rebuilt from its type, arguments and attributes; the
         same without the attributes that no serializer takes; else a stand-in.
         """
+        limit = None if self._limit is None else max(self._limit, EXCEPTION_ROOM)
         poorer: tuple[Payload, BaseException] | None = None
         for attributes in ({}, dict(vars(error))):
             try:
-                payload = self.encode(_described(error, list(error.args), attributes))
+                payload = self._within(limit, _described(error, list(error.args), attributes))
                 rebuilt = self.decode_exception(payload.data, payload.content_type, payload.content_encoding)
                 if not _is_alike(rebuilt, error):
                     break

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_durable.clock import Clock, SystemClock
+from celery_durable.clock import Clock, HeardTime, SystemClock
 from celery_durable.codec import Codec
 from celery_durable.django import in_open_transaction
 from celery_durable.errors import (
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 SHORT_SLEEP = 1.0
 #: For so many seconds the database's time is reckoned from the last time it was heard.
 TIME_TRUST = 5.0
+#: A time that took longer to be heard (seconds) is asked for again before a sleep is measured by it.
+TIME_BLUR = 0.25
 
 Answer = TypeVar("Answer")
 
@@ -94,7 +96,7 @@ class Execution:
         self._step_limit = step_limit
         self._clock = clock or SystemClock()
         self._now = now
-        self._heard = (claim.claimed_at, asked_at)
+        self._heard = HeardTime(claim.claimed_at, asked_at, self._clock.monotonic())
         self._stop_heartbeat = stop_heartbeat
         self._in_step = False
         self._thread = threading.get_ident()
@@ -141,7 +143,8 @@ class Execution:
             self._sleep_on(recorded)
             return
         with self.shield.closed():
-            due_at = self.database_time() + timedelta(seconds=seconds)
+            heard, now = self._database_time(), self._clock.monotonic()
+            due_at = heard.at_most(now) + timedelta(seconds=seconds) if seconds > 0 else heard.at_least(now)
         self._fall_asleep(due_at, name or "")
 
     def sleep_until(self, when: datetime, name: str | None) -> None:
@@ -256,7 +259,11 @@ class Execution:
 
     def _wait_in_place(self, due_at: datetime) -> None:
         """A short sleep: it ends at once when the lease is lost."""
-        while (remaining := self._seconds_until(due_at)) > 0:
+        while True:
+            with self.shield.closed():
+                remaining = self._seconds_until(due_at)
+            if remaining <= 0:
+                break
             if self._clock.wait(self.lease.lost_event, min(remaining, max(self.lease.remaining, 0.01))):
                 break
             self.lease.check()
@@ -279,7 +286,7 @@ class Execution:
             self.is_parked = True
             self.unwritten = []
             self._stop_heartbeat()
-            self._announcer.parked(due_at, name, self.database_time())
+            self._announcer.parked(due_at, name, self._heard.at_least(self._clock.monotonic()))
         raise Park
 
     def refuse(self) -> None:
@@ -290,20 +297,18 @@ class Execution:
 
     # -- the database: its time, and its absence ------------------------------------------------
 
-    def database_time(self) -> datetime:
-        """The database's time, reckoned on for some seconds from when it was last heard.
-
-        The reckoning starts before the question was sent, so it is never behind.
-        """
-        heard, asked_at = self._heard
-        if self._clock.monotonic() - asked_at > TIME_TRUST:
+    def _database_time(self) -> HeardTime:
+        """The database's time, as heard some seconds ago at most."""
+        heard = self._heard
+        if heard.blur > TIME_BLUR or heard.age(self._clock.monotonic()) > TIME_TRUST:
             asked_at = self._clock.monotonic()
-            heard = self.persevere(self._now)
-            self._heard = (heard, asked_at)
-        return heard + timedelta(seconds=self._clock.monotonic() - asked_at)
+            instant = self.persevere(self._now)
+            heard = self._heard = HeardTime(instant, asked_at, self._clock.monotonic())
+        return heard
 
     def _seconds_until(self, instant: datetime) -> float:
-        return (instant - self.database_time()).total_seconds()
+        """Seconds after which the instant has passed for certain."""
+        return (instant - self._database_time().at_least(self._clock.monotonic())).total_seconds()
 
     def persevere(self, statement: Callable[[], Answer]) -> Answer:
         """Run a statement, and while the database is away try it again for as long as the lease lasts.
@@ -320,7 +325,8 @@ class Execution:
                     self.lease.mark_timed_out()
                     self.lease.check()
                 logger.warning("%s[%s] waits: %s", self.task_name, self.key.task_id, error)
-                self._clock.wait(self.lease.lost_event, pause)
+                if self._clock.wait(self.lease.lost_event, pause):
+                    self.lease.check()
                 pause = min(pause * 2, 2.0)
 
 

@@ -179,6 +179,8 @@ class Claim:
     #: True when this claim took the execution over from an owner whose lease had run out.
     recovered: bool
     claimed_at: datetime
+    #: The monotonic instant at which the claim was sent: the lease is at least its ttl long from there.
+    asked_at: float
 
 
 @dataclass(frozen=True, slots=True)

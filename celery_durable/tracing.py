@@ -12,7 +12,6 @@ from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject
 
 from celery_durable import signals
-from celery_durable.clock import monotonic
 from celery_durable.errors import ConfigurationError
 from celery_durable.message import HEADER
 from celery_durable.records import Claim, Kind, OutcomeKind, Refusal, Scheduled
@@ -55,7 +54,6 @@ def _claim(task: Any, arrival: Mapping[str, Any]) -> TaskRun | None:
     delivery, number = arrival["delivery"], arrival["number"]
     runtime, limits = durable.runtime, durable.limits(task)
     durable.worker.enter_process()
-    asked_at = monotonic()
     answer = durable.claims.claim(delivery, limits)
     if answer is None:
         durable.claims.put_back(number)
@@ -69,7 +67,7 @@ def _claim(task: Any, arrival: Mapping[str, Any]) -> TaskRun | None:
         answer,
         runtime,
         limits,
-        asked_at=asked_at,
+        asked_at=answer.asked_at,
         send_id=delivery.send_id,
         send=durable.send,
     )

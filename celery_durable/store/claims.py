@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, select, update
 
+from celery_durable.clock import monotonic
 from celery_durable.records import (
     Claim,
     Delivery,
@@ -52,17 +54,17 @@ class Claims:
 
         Ownership passes from the broker to the lease when this returns a Claim: it has committed.
         """
-        if not delivery.is_wake and delivery.eta is None and delivery.expires is None:
-            claim = self._open_at_once(delivery, owner, ttl)
-            if claim is not None:
-                return claim
+        asked_at = monotonic()
         answer: Claim | Refusal | Scheduled | None = None
-        with self._context.database.transaction() as connection:
-            while answer is None:
-                answer = self._try_claim(connection, delivery, owner, ttl, max_crashes, outage)
+        if not delivery.is_wake and delivery.eta is None and delivery.expires is None:
+            answer = self._open_at_once(delivery, owner, ttl)
+        if answer is None:
+            with self._context.database.transaction() as connection:
+                while answer is None:
+                    answer = self._try_claim(connection, delivery, owner, ttl, max_crashes, outage)
         if isinstance(answer, Scheduled):
             self._context.nearer(Due(at=answer.due_at))
-        return answer
+        return replace(answer, asked_at=asked_at) if isinstance(answer, Claim) else answer
 
     def _try_claim(
         self,
@@ -234,6 +236,7 @@ class Claims:
             crashes=crashes,
             recovered=row.lease_expired or row.status == Status.RUNNING,
             claimed_at=row.now,
+            asked_at=0.0,
         )
 
     def _entries(self, connection: Connection, task_id: str) -> tuple[JournalEntry, ...]:
@@ -322,6 +325,7 @@ def _first_claim(key: LeaseKey, claimed_at: datetime, outcome: Outcome | None) -
         crashes=0,
         recovered=False,
         claimed_at=claimed_at,
+        asked_at=0.0,
     )
 
 

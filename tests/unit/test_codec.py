@@ -223,7 +223,7 @@ def a_local_one():
         (Plain((1, 2)), "Plain", "(1, 2)"),  # a list after JSON, so it would not be the same
         (a_local_one(), "a_local_one.<locals>.Local", "here"),
         (Unprintable(), "Unprintable", "its text cannot be shown (RuntimeError)"),
-        (Plain("x" * 200), "Plain", "x" * 200),
+        (Plain("x" * 70_000), "Plain", "x" * 10_000),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -236,6 +236,12 @@ def test_an_exception_that_cannot_be_rebuilt_is_raised_as_step_failed_on_the_fir
     assert first.args == again.args
     assert first.type_name == name
     assert message is None or first.message == message
+
+
+def test_an_error_that_tells_of_a_low_limit_is_not_itself_over_it():
+    error = PayloadTooLarge(5, 1)
+
+    assert replayed(Codec("json", limit=1), error)[0] is error
 
 
 def test_a_text_without_end_is_cut():
