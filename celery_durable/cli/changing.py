@@ -1,0 +1,265 @@
+"""``wake``, ``postpone``, ``cancel``, ``release``: each for some ids, or for all that a filter finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from celery.bin.base import handle_preload_options
+
+from celery_durable.cli.base import FAILED, DurableCommand, Failure, extension, say, say_json
+from celery_durable.cli.filters import chosen_by, filter_options
+from celery_durable.cli.tables import time_text
+from celery_durable.cli.values import instant, span
+from celery_durable.errors import ExecutionNotFound, OperationRefused
+from celery_durable.operations import Changed, FilterOptions
+from celery_durable.records import Status
+
+if TYPE_CHECKING:
+    from celery_durable.extension import Durable
+
+#: More than so many tasks are changed only by who has said so.
+CONFIRMED = 20
+#: So many ids are shown by a dry run.
+SHOWN = 10
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One operation: its names, the states that it is about, and how it is done."""
+
+    name: str
+    done: str
+    statuses: Iterable[str]
+    #: Gives the new time, or a word on what was done. Raises what stands in the way.
+    on_one: Callable[[Durable, str], datetime | str | None]
+    on_many: Callable[[Durable, FilterOptions], Changed]
+
+
+def _arguments(command: _Command) -> _Command:
+    for option in reversed(
+        (
+            click.argument("task_ids", nargs=-1, metavar="[TASK_ID]..."),
+            filter_options,
+            click.option(
+                "--all", "everything", is_flag=True, help="All that can be, where no filter is given."
+            ),
+            click.option("--dry-run", is_flag=True, help="Only tell what would be changed."),
+            click.option("--yes", "-y", is_flag=True, help="Do not ask, however many there are."),
+            click.option("--json", "as_json", is_flag=True, help="JSON on stdout."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(cls=DurableCommand)
+@_arguments
+@click.pass_context
+@handle_preload_options
+def wake(ctx: click.Context, **options: Any) -> None:
+    """Let tasks that sleep, are scheduled or wait for a retry go on now."""
+    verb = Verb("wake", "woken", Status.PARKED, lambda d, i: d.wake(i), lambda d, chosen: d.wake(**chosen))
+    _run(ctx, verb, options)
+
+
+@click.command(cls=DurableCommand)
+@_arguments
+@click.option(
+    "--until", type=instant, metavar="TIME", help="To this time (2026-03-01T09:00), or span from now (2h)."
+)
+@click.option(
+    "--by", type=span, metavar="SPAN", help="By this span from each one's own time: 30s, 5m, 1h, -2d."
+)
+@click.pass_context
+@handle_preload_options
+def postpone(
+    ctx: click.Context, until: datetime | timedelta | None, by: timedelta | None, **options: Any
+) -> None:
+    """Move tasks that sleep, are scheduled or wait for a retry to another time."""
+    if (until is None) == (by is None):
+        raise click.UsageError("Say either --until or --by.", ctx)
+    at = extension(ctx).store.now() + until if isinstance(until, timedelta) else until
+    verb = Verb(
+        "postpone",
+        "postponed",
+        Status.PARKED,
+        lambda d, i: d.postpone(i, until=at, by=by),
+        lambda d, chosen: d.postpone(until=at, by=by, **chosen),
+    )
+    _run(ctx, verb, options)
+
+
+@click.command(cls=DurableCommand)
+@_arguments
+@click.option("--reason", default="revoked", show_default=True, help="Kept with the task.")
+@click.pass_context
+@handle_preload_options
+def cancel(ctx: click.Context, reason: str, **options: Any) -> None:
+    """Cancel tasks for good: their results are REVOKED, nothing follows them.
+
+    What runs is stopped at its next durable call. An id that has not started yet is remembered.
+    """
+    verb = Verb(
+        "cancel",
+        "cancelled",
+        (Status.LIVE - {Status.ENDING}) | {Status.QUARANTINED},
+        lambda d, i: _cancel_one(d, i, reason),
+        lambda d, chosen: d.cancel(reason=reason, **chosen),
+    )
+    _run(ctx, verb, options)
+
+
+def _cancel_one(durable: Durable, task_id: str, reason: str) -> str | None:
+    if not durable.cancel(task_id, reason=reason):
+        raise OperationRefused("cancel", task_id, "it has come to its end")
+    has_started = durable.get(task_id).message is not None
+    return None if has_started else "no task with this id is known yet; its first message will not be run"
+
+
+@click.command(cls=DurableCommand)
+@_arguments
+@click.pass_context
+@handle_preload_options
+def release(ctx: click.Context, **options: Any) -> None:
+    """Let quarantined tasks run again, at once."""
+    verb = Verb(
+        "release",
+        "released",
+        (Status.QUARANTINED,),
+        lambda d, i: d.release(i),
+        lambda d, chosen: d.release(**chosen),
+    )
+    _run(ctx, verb, options)
+
+
+def _run(ctx: click.Context, verb: Verb, options: dict[str, Any]) -> None:
+    durable = extension(ctx)
+    chosen = chosen_by(durable, options)
+    task_ids, everything = options["task_ids"], options["everything"]
+    if bool(task_ids) + bool(chosen or everything) != 1:
+        raise click.UsageError("Say task ids, or a filter, or --all.", ctx)
+    if task_ids:
+        _change_ids(ctx, durable, verb, tuple(dict.fromkeys(task_ids)), options)
+    else:
+        _change_found(ctx, durable, verb, _narrowed(durable, chosen, verb.statuses), options)
+
+
+# -- by their ids --------------------------------------------------------------------------------
+
+
+def _change_ids(
+    ctx: click.Context, durable: Durable, verb: Verb, task_ids: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    if options["dry_run"]:
+        _rehearse_ids(ctx, durable, verb, task_ids, options["as_json"])
+        return
+    _confirm(len(task_ids), verb, options["yes"])
+    done: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    for task_id in task_ids:
+        try:
+            done[task_id] = verb.on_one(durable, task_id)
+        except (ExecutionNotFound, OperationRefused) as error:
+            refused[task_id] = str(error)
+    _report_ids(ctx, verb, done, refused, options["as_json"])
+
+
+def _report_ids(
+    ctx: click.Context, verb: Verb, done: dict[str, Any], refused: dict[str, str], as_json: bool
+) -> None:
+    if as_json:
+        changed = {i: note.isoformat() if isinstance(note, datetime) else note for i, note in done.items()}
+        say_json(ctx, {verb.done: changed, "refused": refused})
+    else:
+        for task_id, note in done.items():
+            word = f"due {time_text(note, ctx.obj.app.timezone)}" if isinstance(note, datetime) else note
+            say(ctx, f"{task_id} {verb.done}" + (f": {word}" if word else ""))
+    for reason in refused.values():
+        ctx.obj.error(f"Error: {' '.join(reason.split())}")
+    if refused:
+        ctx.exit(FAILED)
+
+
+def _rehearse_ids(
+    ctx: click.Context, durable: Durable, verb: Verb, task_ids: tuple[str, ...], as_json: bool
+) -> None:
+    found = {task_id: durable.store.queries.get(task_id) for task_id in task_ids}
+    fitting = [
+        i for i, execution in found.items() if execution is not None and execution.status in verb.statuses
+    ]
+    if as_json:
+        say_json(ctx, {f"would_be_{verb.done}": fitting})
+        return
+    for task_id, execution in found.items():
+        state = "not found" if execution is None else execution.status
+        answer = f"would be {verb.done}" if task_id in fitting else f"would not be {verb.done}"
+        say(ctx, f"{task_id} {answer}: {state}")
+
+
+# -- by a filter ---------------------------------------------------------------------------------
+
+
+def _narrowed(durable: Durable, chosen: FilterOptions, statuses: Iterable[str]) -> FilterOptions | None:
+    """The filter without the states that the verb is not about; None: nothing is left."""
+    wanted = durable.filter(**chosen).statuses
+    left = set(statuses) & set(wanted) if wanted else set(statuses)
+    if not left:
+        return None
+    return {**chosen, "status": sorted(left)}
+
+
+def _change_found(
+    ctx: click.Context, durable: Durable, verb: Verb, chosen: FilterOptions | None, options: dict[str, Any]
+) -> None:
+    count = 0 if chosen is None else durable.count(**chosen)
+    if chosen is None or count == 0 or options["dry_run"]:
+        _rehearse(ctx, durable, verb, chosen, count, options)
+        return
+    _confirm(count, verb, options["yes"])
+    changed = len(verb.on_many(durable, chosen))
+    if options["as_json"]:
+        say_json(ctx, {verb.done: changed})
+    else:
+        say(ctx, f"{_tasks(changed)} {verb.done}")
+
+
+def _rehearse(
+    ctx: click.Context,
+    durable: Durable,
+    verb: Verb,
+    chosen: FilterOptions | None,
+    count: int,
+    options: dict[str, Any],
+) -> None:
+    key = f"would_be_{verb.done}" if options["dry_run"] else verb.done
+    if options["as_json"]:
+        say_json(ctx, {key: count})
+        return
+    if chosen is None or count == 0:
+        say(ctx, f"There is nothing to {verb.name}.")
+        return
+    say(ctx, f"{_tasks(count)} would be {verb.done}, for example:")
+    for execution in durable.list(limit=SHOWN, **chosen):
+        say(ctx, f"  {execution.task_id}  {execution.task_name}  {execution.status}")
+
+
+def _confirm(count: int, verb: Verb, yes: bool) -> None:
+    if yes or count <= CONFIRMED:
+        return
+    try:
+        agreed = click.confirm(f"{verb.name.capitalize()} {_tasks(count)}?", err=True)
+    except click.Abort:
+        click.echo(err=True)
+        agreed = False
+    if not agreed:
+        raise Failure(f"Nothing was changed: --yes is needed to {verb.name} {_tasks(count)}.")
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
