@@ -44,7 +44,7 @@ class Play:
         """Raises DemoFailed where it cannot go on; else judges what was seen."""
         self._start()
         ada = self._send()
-        self._wait_for(self._none_works, "every task sleeps")
+        self._wait_for(self._all_sleep, "every task sleeps")
         self._watch(BEFORE_KILL_SECONDS)
         dark = self._kill_and_restart(ada)
         self._wait_for(self._all_over, "every task is over")
@@ -128,19 +128,22 @@ class Play:
         # Each is asked, also behind one that is not ready: asking is what takes down the time.
         return sum(process.is_ready() for process in self._processes) == len(self._processes)
 
-    def _none_works(self) -> bool:
-        """Asleep, or over: what is over too soon is for the verdict to tell."""
-        return all(story.state == "SLEEPING" or story.is_over for story in self._scene.stories)
+    def _all_sleep(self) -> bool:
+        for story in self._scene.stories:
+            if story.is_over:
+                raise DemoFailed(f"{story.title} did not sleep: {story.state}, {story.result!r}")
+        return all(story.state == "SLEEPING" for story in self._scene.stories)
 
     def _all_over(self) -> bool:
         return all(story.is_over for story in self._scene.stories)
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        self._look()
         while not condition():
             if time.monotonic() > self._deadline:
                 raise DemoFailed(f"it did not happen within {MAX_SECONDS:.0f} s that {what}")
-            self._look()
             time.sleep(LOOK_SECONDS)
+            self._look()
 
     def _watch(self, seconds: float) -> None:
         until = time.monotonic() + seconds

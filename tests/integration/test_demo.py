@@ -20,10 +20,15 @@ UNJOURNALED = """
 from example_project import tasks
 tasks.step = lambda function, *args, **kwargs: function(*args, **kwargs)
 """
-# No sleep at all: the three days are over at once.
+# One sleep too few: the three days are over at once.
 SLEEPLESS = """
 from example_project import tasks
 tasks.sleep = lambda *args, **kwargs: None
+"""
+# A task that fails before it sleeps.
+BROKEN = """
+from example_project import shop
+shop.send_welcome = None
 """
 
 
@@ -123,6 +128,14 @@ def test_the_demo_fails_when_a_task_does_not_sleep(tmp_path: Path) -> None:
     assert code == 1, output
     assert "✗ onboard Ada: woke after it was due by" in output
     assert "✗ onboard Ada: SUCCESS, 'lapsed'" in output
+    assert_nothing_is_left(output)
+
+
+def test_the_demo_says_why_a_task_failed(tmp_path: Path) -> None:
+    code, output = sabotaged_demo(tmp_path, BROKEN)
+
+    assert code == 1, output
+    assert re.search(r"demo failed: onboard \w+ did not sleep: FAILURE, TypeError", output), output
     assert_nothing_is_left(output)
 
 
