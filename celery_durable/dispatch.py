@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from celery_durable import signals
 from celery_durable.clock import Clock, SystemClock
-from celery_durable.publisher import Publisher
+from celery_durable.publisher import Published, Publisher
+from celery_durable.reach import Reach
 from celery_durable.records import OutcomeKind
 from celery_durable.runtime import Runtime
 from celery_durable.store.due import Batch, Crashed
@@ -22,7 +24,9 @@ PASS_SECONDS = 1.0
 class Dispatcher:
     """Takes due rows, publishes them, notes what the broker confirmed.
 
-    ``limits(task_name)`` gives a task's crash limit and lease ttl.
+    ``limits(task_name)`` gives a task's crash limit and lease ttl. ``undisturbed()`` is entered for the
+    time between the first publish of a batch and the note of it; ``is_stopping`` tells, within that time,
+    that no further message is to be begun.
     """
 
     def __init__(
@@ -30,32 +34,45 @@ class Dispatcher:
         app: Any,
         runtime: Runtime,
         limits: Callable[[str], tuple[int | None, float]],
+        *,
+        undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
+        is_stopping: Callable[[], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._app = app
         self._runtime = runtime
         self._limits = limits
+        self._undisturbed = undisturbed
         self._clock = clock or SystemClock()
-        self._publisher = Publisher(app)
+        self._publisher = Publisher(app, is_stopping=is_stopping, clock=self._clock)
+        # Published, but not noted yet: the database went away in between.
+        self._owed: list[Published] = []
+
+    @property
+    def broker(self) -> Reach:
+        """Whether the broker can be reached."""
+        return self._publisher.broker
 
     def run_once(self) -> int:
-        """One batch. Returns how many rows were due.
+        """One batch. Returns how many rows were due, 0 while the broker is away.
+
+        Nothing is taken from the database that could not be sent. What is overdue then stays the first.
 
         Raises:
-            StoreUnavailable: the database is away. What was published may be published again.
+            StoreUnavailable: the database is away. What was published is noted by the next call.
         """
+        self._settle()
+        if not self._publisher.connect():
+            return 0
         runtime = self._runtime
-        store, settings = runtime.store, runtime.settings
         batch = runtime.health.watch(
-            lambda: store.due.take(settings.batch_size, self._limits, runtime.health.outage)
+            lambda: runtime.store.due.take(runtime.settings.batch_size, self._limits, runtime.health.outage)
         )
         self._report(batch)
         if batch.outgoing:
-            sent, unsent = self._publisher.publish(batch.outgoing)
-            if sent:
-                store.due.confirm(sent, settings.resend_delay)
-            if unsent:
-                store.due.give_back(unsent)
+            with self._undisturbed():
+                self._owed.append(self._publisher.publish(batch.outgoing))
+                self._settle()
         return batch.found
 
     def run(self) -> int:
@@ -71,6 +88,17 @@ class Dispatcher:
     def close(self) -> None:
         """Let go of the broker connection."""
         self._publisher.close()
+
+    def _settle(self) -> None:
+        """Note what became of what was published. Until then its rows stay as the take wrote them, so a
+        note may come as late as it must: it finds them so, or it finds that others have gone on."""
+        due = self._runtime.store.due
+        while self._owed:
+            published = self._owed[0]
+            due.confirm(published.sent, self._runtime.settings.resend_delay)
+            due.give_back(published.unsent)
+            due.set_aside(published.broken)
+            self._owed.pop(0)
 
     def _report(self, batch: Batch) -> None:
         for key in batch.unreadable:

@@ -28,7 +28,7 @@ def build_followers(app: Any, request: Any, value: Any) -> list[Follower]:
         if request.chain:
             successor = signature(request.chain[-1], app=app)
             successor.apply_async((value,), chain=request.chain[:-1], **options)
-    return [_follower(app, item) for item in caught]
+    return [follower_of(app, item) for item in caught]
 
 
 def _priority(app: Any, request: Any) -> Any:
@@ -52,7 +52,8 @@ def _apply_callbacks(app: Any, callbacks: list[Any], value: Any, options: dict[s
         group(single, app=app).apply_async((value,), **options)
 
 
-def _follower(app: Any, captured: Captured) -> Follower:
+def follower_of(app: Any, captured: Captured) -> Follower:
+    """A caught message as what is written of it."""
     delivery = delivery_from_headers(app, captured.headers, captured.message)
     durable = is_durable(app, captured.task_name)
     key = delivery.task_id if durable else str(uuid.uuid4())

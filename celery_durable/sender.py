@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 #: Seconds to wait for another thread of this process that is sending.
 TURN_TIMEOUT = 1.0
 
+# Publishers inherited over a fork. py-amqp shuts a socket down when it is collected, and this one is the
+# parent's.
+_inherited: list[Publisher] = []
+
 
 class Sender:
     """One broker connection per process, used by one thread at a time."""
@@ -37,9 +41,9 @@ class Sender:
             return
         try:
             assert self._publisher is not None
-            sent, _ = self._publisher.publish(outgoing)
-            if sent:
-                self._store.due.confirm(sent, self._resend_delay())
+            published = self._publisher.publish(outgoing)
+            if published.sent:
+                self._store.due.confirm(published.sent, self._resend_delay())
         except StoreUnavailable as error:
             # Their rows are due again in ten seconds: a durable one is then refused as a duplicate.
             logger.warning("Followers were sent but not noted: %s", error)
@@ -50,4 +54,6 @@ class Sender:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._turn = threading.Lock()
+            if self._publisher is not None:
+                _inherited.append(self._publisher)
             self._publisher = Publisher(self._app)
