@@ -20,7 +20,7 @@ from celery_durable import signals
 from celery_durable.checks import URL_VARIABLE
 from celery_durable.claiming import Claiming
 from celery_durable.codec import Codec
-from celery_durable.control import install_control
+from celery_durable.control import REASON, install_control
 from celery_durable.dispatch import Dispatcher
 from celery_durable.durations import instant_of
 from celery_durable.embedded import embedded_defaults, is_embedded
@@ -255,12 +255,17 @@ class Durable(Operations):
         """
         return self.store.claims.schedule(delivery, due)
 
-    def cancel_discarded(self, task_id: str) -> None:
-        """A worker discards this task for a reason of its own: its row must not bring it back."""
+    def cancel_discarded(self, task_id: str) -> bool:
+        """A worker discards this task for a reason of its own: its row must not bring it back.
+
+        False: the database is away.
+        """
         try:
-            self.store.verdicts.cancel([task_id], "revoked")
+            self.store.verdicts.cancel([task_id], REASON)
         except StoreUnavailable as error:
             logger.warning("%s is revoked here, its row does not know yet: %s", task_id, error)
+            return False
+        return True
 
     def announce_quarantine(self, task: Any, key: LeaseKey, outcome: Outcome) -> None:
         """Tell this process's receivers of a quarantine."""

@@ -40,6 +40,7 @@ class DurableRequest(Request):
     is_over = False
     #: True when the broker's message may be acknowledged: a claim or a refusal has committed.
     _may_acknowledge = False
+    _holds_its_tongue = False
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
@@ -110,18 +111,27 @@ class DurableRequest(Request):
     # -- revokes of others -------------------------------------------------------------------------
 
     def revoked(self) -> bool:
-        """As Celery's; what this worker discards for a reason of its own is cancelled in its row too."""
+        """As Celery's, but what this worker would discard is cancelled in its row: the claim tells of it.
+
+        Told here, the row would stay behind and be sent again.
+        """
         if self._already_revoked:
             return True
-        self._may_acknowledge = True
+        self._holds_its_tongue = True
         try:
             is_revoked = bool(super().revoked())
         finally:
-            self._may_acknowledge = self._already_revoked
-        if is_revoked:
-            self.is_over = True
-            self._durable.cancel_discarded(self.id)
-        return is_revoked
+            self._holds_its_tongue = False
+        if not is_revoked or self._durable.cancel_discarded(self.id):
+            return False
+        # The database is away. If there is a row, another wake will meet the same revoke.
+        self.is_over = self._may_acknowledge = True
+        self._announce_revoked("revoked", False, None, False)
+        return True
+
+    def _announce_revoked(self, *args: Any) -> None:
+        if not self._holds_its_tongue:
+            super()._announce_revoked(*args)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Kill the child of a task that was cancelled. The claim of its verdict tells of the revoke."""
