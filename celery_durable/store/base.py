@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ARRAY, ColumnElement, Text, and_, any_, literal
 
 from celery_durable.records import Due, JournalEntry, LeaseKey, Message, Outcome, Row
-from celery_durable.store.dialect import now_plus
+from celery_durable.store.dialect import MOST_SECONDS, now_plus
 from celery_durable.store.engine import Database
 from celery_durable.store.notify import Notifier
 from celery_durable.store.schema import Schema
@@ -47,7 +47,7 @@ class Context:
     def now(self, seconds: float | ColumnElement[float] = 0.0) -> Any:
         """The database's time, plus some seconds."""
         if isinstance(seconds, (int, float)):
-            return now_plus(literal(float(seconds) + self.time_offset[0]))
+            return now_plus(literal(min(float(seconds) + self.time_offset[0], MOST_SECONDS)))
         return now_plus(seconds + self.time_offset[0])
 
     def nearer(self, due: Due = _AT_ONCE) -> None:

@@ -64,8 +64,14 @@ def _from_sqlite(text: str) -> datetime | None:
         return None
 
 
+# A day within what Python can say: a driver shows an instant in some local time first.
+_FIRST, _LAST = "0001-01-02 00:00:00.000", "9999-12-30 00:00:00.000"
+#: More seconds than there are until then. The databases cannot add just any number to a time.
+MOST_SECONDS = 3e11
+
+
 class now_plus(expression.FunctionElement[datetime]):  # noqa: N801 - reads as SQL
-    """The database's time plus a number of seconds (a bound float)."""
+    """The database's time plus a number of seconds (at most MOST_SECONDS), within the years Python knows."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -76,7 +82,8 @@ class now_plus(expression.FunctionElement[datetime]):  # noqa: N801 - reads as S
 def _now_plus_postgresql(element: now_plus, compiler: SQLCompiler, **kw: Any) -> str:
     # clock_timestamp() moves within a transaction, now() does not: a wait for a lock must count.
     seconds = compiler.process(element.clauses, **kw)
-    return f"(clock_timestamp() + make_interval(secs => CAST({seconds} AS double precision)))"
+    moved = f"clock_timestamp() + make_interval(secs => CAST({seconds} AS double precision))"
+    return f"least({moved}, '{_LAST}+00'::timestamptz)"
 
 
 @compiles(now_plus, "sqlite")
@@ -84,7 +91,8 @@ def _now_plus_sqlite(element: now_plus, compiler: SQLCompiler, **kw: Any) -> str
     # CURRENT_TIMESTAMP has whole seconds only; %f has milliseconds. 'now' is one instant per statement.
     # || binds more tightly than arithmetic does.
     seconds = compiler.process(element.clauses, **kw)
-    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', ({seconds}) || ' seconds')"
+    # A live row whose time is NULL would never be found: past the year 9999 strftime answers just that.
+    return f"coalesce(strftime('%Y-%m-%d %H:%M:%f', 'now', ({seconds}) || ' seconds'), '{_LAST}')"
 
 
 class shifted(expression.FunctionElement[datetime]):  # noqa: N801 - reads as SQL
@@ -108,10 +116,6 @@ def _shifted_sqlite(element: shifted, compiler: SQLCompiler, **kw: Any) -> str:
     # Past the year 9999 strftime answers NULL; before the year 0 with a sign, which sorts first.
     moved = f"coalesce(strftime('%Y-%m-%d %H:%M:%f', {instant}, ({seconds}) || ' seconds'), '{_LAST}')"
     return f"max({moved}, '{_FIRST}')"
-
-
-# A day within what Python can say: a driver shows an instant in some local time first.
-_FIRST, _LAST = "0001-01-02 00:00:00.000", "9999-12-30 00:00:00.000"
 
 
 def insert(table: Any, dialect_name: str) -> Any:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import os
-import threading
+import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url
-from sqlalchemy.pool import StaticPool
+from sqlalchemy import Connection, Engine, QueuePool, create_engine, event, exc, make_url
 
+from celery_durable.checks import redacted
+from celery_durable.clock import monotonic
 from celery_durable.errors import StoreUnavailable
 
 #: Connections of one process for its tasks, its main process or its scheduler. The heartbeats have
 #: one more of their own.
 POOL_SIZE = 4
-#: Seconds to wait for a connection to be made, and for SQLite's one write lock.
+#: Seconds to wait for a free connection, for one to be made, and for SQLite's one write lock.
+POOL_TIMEOUT = 30
 CONNECT_TIMEOUT = 5
 BUSY_TIMEOUT = 10.0
+#: A connection that nobody has used for so many seconds is tried before it is: the server may have been
+#: restarted, or a firewall may have forgotten it, and the first statement of a claim must not find out.
+IDLE_TIME = 10.0
 
 _STATEMENTS = "celery_durable_statements"
-_UNDEFINED_TABLE = "42P01"
-
-# Engines inherited over a fork. Their sockets belong to the parent: they are neither used nor closed
-# here, and kept referenced so that the garbage collector does not close them either.
-_inherited: list[Engine] = []
+_USED_AT = "celery_durable_used_at"
+#: What PostgreSQL answers when a table, or its schema, is not there.
+_MISSING_TABLE = frozenset({"42P01", "3F000"})
 
 
 class Database:
@@ -45,9 +49,9 @@ class Database:
         self._pool_size = pool_size
         self._busy_timeout = busy_timeout
         self._statement_timeout = statement_timeout
-        self._engine: Engine | None = None
-        self._pid = 0
-        self._lock = threading.Lock()
+        # By process. The sockets of an engine that was inherited over a fork belong to the parent: they are
+        # neither used nor closed here, and kept so that the garbage collector does not close them either.
+        self._engines: dict[int, Engine] = {}
 
     @property
     def dialect_name(self) -> str:
@@ -68,66 +72,67 @@ class Database:
 
     @property
     def url(self) -> str:
-        """The address without its password."""
-        return self._url.render_as_string(hide_password=True)
+        """The address without its passwords."""
+        return redacted(self._url.render_as_string(hide_password=False))
 
     @property
     def engine(self) -> Engine:
         """This process's engine."""
-        if self._engine is None or self._pid != os.getpid():
-            self._open()
-        assert self._engine is not None
-        return self._engine
+        engine = self._engines.get(os.getpid())
+        if engine is None:
+            # An engine connects when it is first used, so it does no harm if two threads make one each:
+            # both use the same. A lock might be held by a thread that the fork has not brought along.
+            engine = self._engines.setdefault(os.getpid(), self._made())
+        return engine
 
-    def _open(self) -> None:
-        if self._pid != os.getpid():
-            # The lock may have been held by a thread that does not exist on this side of the fork.
-            self._lock = threading.Lock()
-        with self._lock:
-            if self._engine is not None and self._pid == os.getpid():
-                return
-            if self._engine is not None:
-                _inherited.append(self._engine)
-            self._engine = self._sqlite() if self.is_sqlite else self._postgresql()
-            self._pid = os.getpid()
+    def _made(self) -> Engine:
+        options: dict[str, Any] = {
+            # The parameters are the users' task arguments: they have no place in a log.
+            "hide_parameters": True,
+            **({} if "poolclass" in self._options else self._pool_options()),
+            **self._options,
+        }
+        if self.is_sqlite:
+            options["connect_args"] = {
+                "check_same_thread": False,
+                "timeout": self._busy_timeout,
+                **options.get("connect_args", {}),
+            }
+            engine = create_engine(self._url, **options)
+            event.listen(engine, "connect", self._prepare_sqlite)
+            event.listen(engine, "begin", _begin_immediate)
+            return engine
+        options["connect_args"] = self._postgresql_arguments(options.get("connect_args", {}))
+        engine = create_engine(self._url, **options)
+        event.listen(engine, "checkin", _note_use)
+        event.listen(engine, "checkout", _Ping(engine))
+        return engine
 
-    def _postgresql(self) -> Engine:
-        arguments: dict[str, Any] = {
+    def _pool_options(self) -> dict[str, Any]:
+        if self.is_in_memory:
+            # The database is in its one connection: threads wait for each other.
+            return {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": POOL_TIMEOUT}
+        return {"pool_size": self._pool_size, "max_overflow": 0, "pool_timeout": POOL_TIMEOUT}
+
+    def _postgresql_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        # Python cannot say the year 10000, which the last hours of 9999 are in some time zones.
+        session = ["-c timezone=UTC"]
+        if self._statement_timeout is not None:
+            session.append(f"-c statement_timeout={int(self._statement_timeout * 1000)}")
+        if "options" in given:
+            session.append(given["options"])
+        return {
             "connect_timeout": CONNECT_TIMEOUT,
             "application_name": "celery_durable",
-            # Dead peers are noticed in seconds, not in the two hours of the kernel's default.
+            # Peers that are gone are noticed in seconds, not in the kernel's hours: while a connection is
+            # idle by the first three, while a statement is on its way by the last (milliseconds).
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
+            "tcp_user_timeout": 20_000,
+            **given,
+            "options": " ".join(session),
         }
-        if self._statement_timeout is not None:
-            arguments["options"] = f"-c statement_timeout={int(self._statement_timeout * 1000)}"
-        options = {
-            "pool_size": self._pool_size,
-            "max_overflow": 0,
-            "pool_timeout": 30,
-            **self._options,
-        }
-        options["connect_args"] = {**arguments, **self._options.get("connect_args", {})}
-        return create_engine(self._url, **options)
-
-    def _sqlite(self) -> Engine:
-        options: dict[str, Any] = {**self._options}
-        if self.is_in_memory:
-            # One connection, or each thread would see an empty database of its own.
-            options.setdefault("poolclass", StaticPool)
-        else:
-            options.setdefault("pool_size", self._pool_size)
-            options.setdefault("max_overflow", 0)
-        options["connect_args"] = {
-            "check_same_thread": False,
-            "timeout": self._busy_timeout,
-            **self._options.get("connect_args", {}),
-        }
-        engine = create_engine(self._url, **options)
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_immediate)
-        return engine
 
     @contextmanager
     def statements(self) -> Iterator[Connection]:
@@ -154,8 +159,59 @@ class Database:
 
     def dispose(self) -> None:
         """Close this process's connections."""
-        if self._engine is not None and self._pid == os.getpid():
-            self._engine.dispose()
+        engine = self._engines.get(os.getpid())
+        if engine is not None:
+            engine.dispose()
+
+    def _prepare_sqlite(self, connection: sqlite3.Connection, _record: Any) -> None:
+        # The driver's own transactions begin too late: a read before the write would lie outside, and
+        # two read-then-write transactions would lose an update. So we begin them ourselves.
+        connection.isolation_level = None
+        _keep_in_wal(connection, self._busy_timeout)
+        # FULL: what was committed survives a power cut; the default of WAL builds (NORMAL) may lose the last.
+        connection.execute("PRAGMA synchronous=FULL")
+
+
+def _keep_in_wal(connection: sqlite3.Connection, timeout: float) -> None:
+    """Let readers and the one writer not wait for each other. The file remembers it."""
+    until = monotonic() + timeout
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            # SQLite does not wait for this change as it does for a lock: several processes that are the
+            # first ones at a file have to take turns by themselves.
+            if monotonic() >= until:
+                raise
+            time.sleep(0.01)  # noqa: TID251 - a few times in the life of a file, and nobody can stop us yet
+
+
+def _begin_immediate(connection: Connection) -> None:
+    # Without an open transaction the driver commits each statement by itself.
+    if not connection.get_execution_options().get(_STATEMENTS):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _note_use(_connection: Any, record: Any) -> None:
+    record.info[_USED_AT] = monotonic()
+
+
+class _Ping:
+    """Tries a connection that was idle, and has it replaced if it does not answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(self, connection: Any, record: Any, _proxy: Any) -> None:
+        used_at = record.info.get(_USED_AT)
+        if used_at is None or monotonic() - used_at < IDLE_TIME:
+            return
+        try:
+            self._engine.dialect.do_ping(connection)
+        except self._engine.dialect.loaded_dbapi.Error as error:
+            # The pool drops its other connections too, and makes this one anew.
+            raise exc.InvalidatePoolError from error
 
 
 @contextmanager
@@ -165,8 +221,7 @@ def _translated(database: Database) -> Iterator[None]:
     except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, exc.InternalError) as error:
         raise StoreUnavailable(f"{database.url}: {_first_line(error)}") from error
     except exc.DBAPIError as error:
-        # SQLite counts a missing table among the operational errors; a worker is about to create it.
-        if error.connection_invalidated or getattr(error.orig, "sqlstate", None) == _UNDEFINED_TABLE:
+        if error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _MISSING_TABLE:
             raise StoreUnavailable(f"{database.url}: {_first_line(error)}") from error
         raise
 
@@ -174,20 +229,3 @@ def _translated(database: Database) -> Iterator[None]:
 def _first_line(error: Exception) -> str:
     cause = getattr(error, "orig", None) or error
     return str(cause).strip().split("\n", 1)[0] or type(cause).__name__
-
-
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    # The driver's own transactions begin too late: a read before the write would lie outside, and
-    # two read-then-write transactions would lose an update. So we begin them ourselves.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    # FULL: what was committed survives a power cut; the default of WAL builds (NORMAL) may lose the last.
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
-
-
-def _begin_immediate(connection: Connection) -> None:
-    # Without an open transaction the driver commits each statement by itself.
-    if not connection.get_execution_options().get(_STATEMENTS):
-        connection.exec_driver_sql("BEGIN IMMEDIATE")

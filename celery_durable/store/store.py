@@ -74,12 +74,10 @@ class Store:
         if self.database.is_in_memory:
             return self.database
         # A busy SQLite answers a renewal soon, so that a heartbeat that is told to stop can stop.
-        return Database(
-            url,
-            {**(engine_options or {}), "pool_size": 1, "max_overflow": 0},
-            busy_timeout=0.1,
-            statement_timeout=timeout,
-        )
+        options = dict(engine_options or {})
+        if "poolclass" not in options:
+            options |= {"pool_size": 1, "max_overflow": 0}
+        return Database(url, options, busy_timeout=0.1, statement_timeout=timeout)
 
     def hints(self) -> Hints:
         """How a scheduler waits for what is due next."""

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.schema import CreateSchema
 
 from celery_durable.errors import ConfigurationError
 from celery_durable.store.base import Context
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
+#: Alembic keeps what it works on in module globals.
+_alembic = threading.Lock()
+
 
 def upgrade(context: Context) -> None:
-    """Bring the tables to the newest version. Safe when many processes do it at once."""
+    """Bring the tables to the newest version. Safe when many processes do it at once.
+
+    Raises:
+        ConfigurationError: the tables are of a later release than this one.
+    """
     if current_version(context) == newest_version():
         return
-    with context.database.transaction() as connection:
+    with _alembic, context.database.transaction() as connection:
         _lock(connection, context)
-        if _version(connection, context) != newest_version():
+        found = _version(connection, context)
+        if found is not None and found not in _known_versions():
+            raise ConfigurationError(
+                f"the tables in {context.database.url} are at version {found}, which this release does not"
+                f" know (its own is {newest_version()}): a later one has upgraded them, install that one"
+            )
+        _create_schema(connection, context)
+        if found != newest_version():
             command.upgrade(_config(connection, context), "head")
 
 
@@ -43,15 +59,23 @@ def check(context: Context) -> None:
 
 def newest_version() -> str:
     """The version that this release brings."""
-    head = ScriptDirectory(str(MIGRATIONS)).get_current_head()
+    head = _scripts().get_current_head()
     assert head is not None
     return head
 
 
 def current_version(context: Context) -> str | None:
     """The version of the tables as they are, None where there are none."""
-    with context.database.transaction() as connection:
+    with context.database.statements() as connection:
         return _version(connection, context)
+
+
+def _known_versions() -> set[str]:
+    return {script.revision for script in _scripts().walk_revisions()}
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory(str(MIGRATIONS))
 
 
 def _version(connection: Connection, context: Context) -> str | None:
@@ -73,9 +97,17 @@ def _lock(connection: Connection, context: Context) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
 
 
+def _create_schema(connection: Connection, context: Context) -> None:
+    # Only where it is missing: to say IF NOT EXISTS takes the right to create schemas even if it is there.
+    schema = context.schema.metadata.schema
+    if schema is not None and not inspect(connection).has_schema(schema):
+        connection.execute(CreateSchema(schema))
+
+
 def _config(connection: Connection, context: Context) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+    # A % in the path would be read as the start of a placeholder.
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     config.attributes["schema"] = context.schema
     return config

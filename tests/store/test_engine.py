@@ -1,0 +1,454 @@
+"""Connections: over forks, for many processes at once, and when the database does not answer."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import threading
+import traceback
+from contextlib import suppress
+
+import psycopg
+import pytest
+from sqlalchemy import NullPool, exc, select, text
+
+from celery_durable.errors import StoreUnavailable
+from celery_durable.records import Claim
+from celery_durable.store import Store
+from celery_durable.store.engine import Database
+from tests.nodes import FaultProxy, wait_for
+from tests.store.tables import Tables, claimed, delivery
+
+fork = multiprocessing.get_context("fork")
+
+
+def in_child(work):
+    """Run `work` in a forked process; what it returns, or the error that it raised."""
+    mine, theirs = fork.Pipe()
+
+    def child():
+        try:
+            theirs.send((work(), None))
+        except BaseException:  # noqa: BLE001 - the parent raises it
+            theirs.send((None, traceback.format_exc()))
+        finally:
+            os._exit(0)
+
+    process = fork.Process(target=child)
+    process.start()
+    assert mine.poll(30), "the child hangs"
+    value, error = mine.recv()
+    process.join(10)
+    assert error is None, error
+    return value
+
+
+def server_process(store):
+    """Which process of the server answers us."""
+    with store.database.statements() as connection:
+        return connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+
+
+# -- forks -----------------------------------------------------------------------------------------
+
+
+def test_a_child_uses_the_store_that_its_parent_has_used_and_both_go_on(store, tables):
+    claimed(store, delivery("before"))
+
+    in_child(lambda: claimed(store, delivery("child")).key.token)
+    claimed(store, delivery("after"))
+
+    assert [row["task_id"] for row in tables.all()] == ["after", "before", "child"]
+
+
+def test_a_child_has_connections_of_its_own(postgres_url):
+    store = Store(postgres_url, namespace="proj")
+    before = server_process(store)
+
+    in_child_of_child = in_child(lambda: (server_process(store), in_child(lambda: server_process(store))))
+
+    assert server_process(store) == before
+    assert len({before, *in_child_of_child}) == 3
+    store.dispose()
+
+
+def test_a_fork_in_the_middle_of_a_transaction_leaves_it_to_the_parent(store, tables):
+    table = store.context.schema.executions
+    with store.database.transaction() as connection:
+        connection.execute(select(table))
+        pid = in_child(os.getpid)  # it ends here, with the transaction in its memory
+        connection.execute(text("SELECT 1"))
+
+    assert pid != os.getpid()
+    claimed(store)
+    assert len(tables.all()) == 1
+
+
+def test_a_child_that_closes_its_connections_leaves_those_of_its_parent_open(store):
+    claimed(store, delivery("before"))
+    connections = store.database.engine.pool.checkedin()
+    in_child(lambda: (store.now(), store.dispose(), store.now())[0])
+
+    assert store.database.engine.pool.checkedin() == connections
+    claimed(store, delivery("after"))
+
+
+def test_a_child_forked_while_another_thread_is_connecting_does_not_hang(store):
+    stop = threading.Event()
+    threads = [threading.Thread(target=lambda: _use(store, stop)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            assert in_child(store.now)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _use(store, stop):
+    while not stop.is_set():
+        store.now()
+
+
+def test_threads_that_come_first_together_share_one_engine(store):
+    barrier = threading.Barrier(8)
+    engines = []
+
+    def work():
+        barrier.wait()
+        engines.append(store.database.engine)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(engines) == 8
+    assert len({id(engine) for engine in engines}) == 1
+
+
+# -- how many, and which ---------------------------------------------------------------------------
+
+
+def test_the_connections_of_a_process_are_bounded(postgres_url):
+    store = Store(postgres_url, namespace="proj")
+    open_at_once = []
+
+    def work():
+        with store.database.transaction() as connection:
+            connection.execute(text("SELECT pg_sleep(0.02)"))
+            found = connection.execute(
+                text(
+                    "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'celery_durable'"
+                    " AND datname = current_database()"
+                )
+            )
+            open_at_once.append(found.scalar_one())
+
+    threads = [threading.Thread(target=work) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(open_at_once) == 20
+    assert max(open_at_once) == 4
+    store.dispose()
+
+
+def test_heartbeats_have_a_connection_of_their_own(store):
+    key = claimed(store).key
+    held = [store.database.engine.connect() for _ in range(4)]  # tasks use all that there are
+
+    assert store.heartbeats.renew([key], 60.0) == {key}
+    for connection in held:
+        connection.close()
+
+
+def test_the_user_s_engine_options_win(store_url):
+    store = Store(store_url, namespace="proj", engine_options={"pool_size": 2, "pool_timeout": 0.01})
+    held = [store.database.engine.connect() for _ in range(2)]
+
+    with pytest.raises(StoreUnavailable, match="QueuePool limit of size 2"):
+        store.now()
+    for connection in held:
+        connection.close()
+    store.dispose()
+
+
+def test_another_kind_of_pool_works(store_url):
+    store = Store(store_url, namespace="proj", engine_options={"poolclass": NullPool})
+    key = claimed(store).key
+
+    assert store.heartbeats.renew([key], 60.0) == {key}
+    store.dispose()
+
+
+@pytest.mark.parametrize(("timeout", "shown"), [(None, "0"), (2.5, "2500ms")])
+def test_connect_arguments_of_the_user_are_added_to_ours(postgres_url, timeout, shown):
+    arguments = {"application_name": "mine", "options": "-c work_mem=1234kB"}
+    database = Database(postgres_url, {"connect_args": arguments}, statement_timeout=timeout)
+
+    with database.statements() as connection:
+        found = [
+            connection.execute(text(f"SHOW {name}")).scalar_one()
+            for name in ("application_name", "work_mem", "timezone", "statement_timeout")
+        ]
+    database.dispose()
+
+    assert found == ["mine", "1234kB", "UTC", shown]
+
+
+def test_a_database_in_memory_is_one_for_all_threads():
+    store = Store("sqlite://", namespace="proj")
+    store.upgrade()
+    answers = []
+
+    def work(number):
+        for _ in range(10):
+            answers.append(store.claims.claim(delivery(f"task-{number % 5}"), "owner", 60.0, 3))
+            store.heartbeats.renew([], 60.0)
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(answers) == 100
+    assert sum(isinstance(answer, Claim) for answer in answers) == 5
+
+
+# -- SQLite ----------------------------------------------------------------------------------------
+
+
+def test_a_file_is_in_wal_mode_and_every_commit_is_on_the_disk(sqlite_url):
+    store = Store(sqlite_url, namespace="proj")
+    with store.database.statements() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
+        assert connection.execute(text("PRAGMA synchronous")).scalar_one() == 2  # FULL
+    store.dispose()
+
+
+def test_reading_does_not_wait_for_the_writer(sqlite_url, tables):
+    store = Store(sqlite_url, namespace="proj")
+    with store.database.transaction() as writer:
+        writer.execute(text("SELECT 1"))
+        assert tables.row() is None
+    store.dispose()
+
+
+def test_many_processes_that_are_the_first_at_a_file_all_find_their_way(tmp_path):
+    url = f"sqlite:///{tmp_path}/new.db"
+    children = [fork.Process(target=_first_at, args=[url, f"task-{number}"]) for number in range(8)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(30)
+
+    assert [child.exitcode for child in children] == [0] * 8
+    store = Store(url, namespace="proj")
+    assert len(Tables(store).all()) == 8
+    store.dispose()
+
+
+def _first_at(url, task_id):
+    store = Store(url, namespace="proj")
+    store.upgrade()
+    claimed(store, delivery(task_id))
+
+
+def test_a_writer_waits_for_its_turn_and_a_heartbeat_says_soon_that_it_cannot_have_one(sqlite_url):
+    store = Store(sqlite_url, namespace="proj")
+    key = claimed(store).key
+    with sqlite3.connect(store.database.file, isolation_level=None) as body:
+        body.execute("BEGIN IMMEDIATE")
+        done = threading.Event()
+        writer = threading.Thread(target=lambda: (store.runs.record(key, []), done.set()))
+        writer.start()
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            store.heartbeats.renew([key], 60.0)
+        assert not done.is_set()
+        body.execute("COMMIT")
+        assert done.wait(10)
+        writer.join()
+    assert store.heartbeats.renew([key], 60.0) == {key}
+    store.dispose()
+
+
+# -- a database that does not answer -----------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(postgres_url):
+    with FaultProxy(postgres_url) as proxy:
+        yield proxy
+
+
+def test_a_server_that_is_down_is_store_unavailable_and_works_again_when_it_is_up(proxy):
+    store = Store(proxy.url, namespace="proj")
+    claimed(store, delivery("before"))
+    proxy.refuse()
+    with pytest.raises(StoreUnavailable):
+        claimed(store, delivery("meanwhile"))
+    with pytest.raises(StoreUnavailable):
+        store.now()
+
+    proxy.heal()
+    claimed(store, delivery("after"))
+    store.dispose()
+
+
+def test_connections_that_broke_while_nobody_used_them_are_found_before_they_are_used(proxy, monkeypatch):
+    store = Store(proxy.url, namespace="proj")
+    threads = [threading.Thread(target=store.now) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    proxy.reset()  # as a restart of the server, or a firewall, does
+    monkeypatch.setattr("celery_durable.store.engine.IDLE_TIME", 0.0)
+
+    for number in range(8):
+        claimed(store, delivery(f"task-{number}"))
+    store.dispose()
+
+
+def test_a_connection_in_steady_use_is_not_tried_each_time(postgres_url, monkeypatch):
+    store = Store(postgres_url, namespace="proj")
+    store.now()
+    pings = []
+    monkeypatch.setattr(store.database.engine.dialect, "do_ping", pings.append)
+    for _ in range(5):
+        store.now()
+    assert pings == []
+
+    monkeypatch.setattr("celery_durable.store.engine.IDLE_TIME", 0.0)
+    store.now()
+    assert len(pings) == 1
+    store.dispose()
+
+
+def test_one_broken_connection_is_one_error(proxy):
+    store = Store(proxy.url, namespace="proj")
+    store.now()
+    proxy.reset()
+
+    with pytest.raises(StoreUnavailable):
+        claimed(store)
+    claimed(store)
+    store.dispose()
+
+
+def test_a_server_that_is_told_to_stop_is_store_unavailable(private_servers):
+    server = private_servers.postgres
+    store = Store(server.url(), namespace="proj")
+    store.upgrade()
+    server.stop()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            store.now()
+
+    server.start()
+    claimed(store)
+    store.dispose()
+
+
+def test_a_renewal_that_would_wait_for_long_is_cut_off(private_servers):
+    server = private_servers.postgres
+    store = Store(server.url(), namespace="proj", heartbeat_timeout=0.2)
+    store.upgrade()
+    key = claimed(store).key
+    # A row that somebody holds, which is how a statement gets to wait.
+    with psycopg.connect(server.url(driver="postgresql")) as holder:
+        holder.execute("SELECT 1 FROM durable_executions FOR UPDATE")
+        with pytest.raises(StoreUnavailable, match="statement timeout"):
+            store.heartbeats.renew([key], 60.0)
+    assert store.heartbeats.renew([key], 60.0) == {key}
+    store.dispose()
+
+
+def test_tables_that_are_not_there_are_store_unavailable(empty_url):
+    store = Store(empty_url, namespace="proj")
+
+    with pytest.raises(StoreUnavailable, match=r"durable_executions"):
+        claimed(store)
+    store.dispose()
+
+
+def test_a_mistake_in_a_statement_is_no_outage(postgres_url):
+    database = Database(postgres_url)
+    with pytest.raises(exc.ProgrammingError), database.statements() as connection:
+        connection.execute(text("SELEC 1"))
+    database.dispose()
+
+
+def test_an_error_in_a_transaction_takes_it_back(store, tables):
+    key = claimed(store).key
+    with suppress(ZeroDivisionError), store.database.transaction() as connection:
+        connection.execute(store.context.schema.executions.delete())
+        raise ZeroDivisionError
+
+    assert tables.row()["token"] == key.token
+
+
+# -- what must not be told ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://user:s3cret@127.0.0.1:1/db",
+        "postgresql+psycopg://user:s3cr%40et@127.0.0.1:1/db",
+        "postgresql+psycopg://user@127.0.0.1:1/db?password=s3cret",
+        "postgresql+psycopg://user@127.0.0.1:1/db?sslpassword=s3cret&connect_timeout=1",
+    ],
+)
+def test_no_password_is_in_an_error_or_its_traceback(url):
+    store = Store(url, namespace="proj")
+
+    with pytest.raises(StoreUnavailable) as error:
+        store.now()
+
+    told = "".join(traceback.format_exception(error.value))
+    assert "s3cret" not in told
+    assert "s3cr%40et" not in told
+    assert "s3cr@et" not in told
+    assert "127.0.0.1" in str(error.value)
+
+
+def test_no_argument_of_a_task_is_in_an_error_or_its_traceback(empty_url):
+    store = Store(empty_url, namespace="proj")
+
+    with pytest.raises(StoreUnavailable) as error:
+        claimed(store)
+
+    told = "".join(traceback.format_exception(error.value))
+    assert "correlation_id" not in told
+    assert "[[1], {}, {}]" not in told
+    store.dispose()
+
+
+def test_a_password_that_the_server_refuses_is_not_told(private_servers):
+    server = private_servers.postgres
+    server.execute("CREATE ROLE guest LOGIN PASSWORD 'right'")
+    hba = server.folder / "data" / "pg_hba.conf"
+    hba.write_text("host all guest 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n")
+    server.signal(signal.SIGHUP)
+    url = server.url().replace("postgres@", "guest:wr0ng@")
+
+    def refused():
+        try:
+            Store(url, namespace="proj").now()
+        except StoreUnavailable as error:
+            return error
+        return None
+
+    error = wait_for(refused)
+    assert "password authentication failed" in str(error)
+    assert "wr0ng" not in "".join(traceback.format_exception(error))
