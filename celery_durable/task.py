@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,6 +24,8 @@ from celery_durable.run import claimed_run
 from celery_durable.settings import UNSET, Unset
 from celery_durable.telling import TellingBackend
 from celery_durable.tracing import durable_tracer
+
+logger = logging.getLogger(__name__)
 
 
 class DurableTask(Task):  # type: ignore[type-arg]
@@ -152,9 +155,7 @@ class DurableTask(Task):  # type: ignore[type-arg]
         delivery = delivery_from_headers(self.app, captured.headers, captured.message)
         refusal: Refusal | None = durable.schedule(delivery, due)
         if refusal is not None:
-            durable.logger.warning(
-                "%s[%s] was not scheduled: %s", self.name, delivery.task_id, refusal.reason
-            )
+            logger.warning("%s[%s] was not scheduled: %s", self.name, delivery.task_id, refusal.reason)
 
     def _due(self, options: dict[str, Any]) -> Due | None:
         """When a send is due; None where it is at once."""

@@ -278,8 +278,10 @@ class Claims:
                 insert(executions, context.database.dialect_name)
                 .values(**fields, created_at=context.now())
                 .on_conflict_do_nothing(index_elements=["namespace", "task_id"])
+                # SQLAlchemy 2.1 reports no row count of an INSERT on PostgreSQL.
+                .returning(executions.c.token)
             )
-            return token if written.rowcount == 1 else None
+            return written.scalar()
         connection.execute(
             update(executions)
             .where(context.mine(executions, delivery.task_id))
