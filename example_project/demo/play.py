@@ -18,8 +18,7 @@ from example_project.demo.screen import Screen
 from example_project.demo.verdict import Check, Dark, Plot, Sleep, judge
 
 LOOK_SECONDS = 0.15
-BEFORE_KILL_SECONDS = 1.5
-DARK_SECONDS = 1.5
+MIN_WATCH_SECONDS, MAX_WATCH_SECONDS = 0.7, 1.5
 MAX_SECONDS = 57.0
 
 
@@ -45,7 +44,7 @@ class Play:
         self._start()
         ada = self._send()
         self._wait_for(self._all_sleep, "every task sleeps")
-        self._watch(BEFORE_KILL_SECONDS)
+        self._watch(self._pause())
         dark = self._kill_and_restart(ada)
         self._wait_for(self._all_over, "every task is over")
         self._watch(LOOK_SECONDS)
@@ -107,7 +106,7 @@ class Play:
         killed_at = self._kill()
         shop.subscribe(ada)
         self._screen.say("meanwhile, with nobody there to see it: Ada pays")
-        self._watch(DARK_SECONDS)
+        self._watch(self._pause())
         states = tuple(story.state for story in self._scene.stories)
         self._screen.say(f"the results say: {', '.join(states)}")
         restarted_at = time.time()
@@ -116,6 +115,13 @@ class Play:
         self._screen.say("started again: celery worker and celery beat")
         self._wait_for(self._all_ready, "worker and beat are ready again")
         return Dark(killed_at, restarted_at, states)
+
+    def _pause(self) -> float:
+        """How long to watch before the kill, and in the dark, to be up again in mid-sleep."""
+        lives = [process.lives[0] for process in self._processes]
+        boots = [life.ready_at - life.started_at for life in lives if life.ready_at is not None]
+        spare = days(3).total_seconds() - max(boots, default=0.0)
+        return min(MAX_WATCH_SECONDS, max(MIN_WATCH_SECONDS, spare / 4))
 
     def _kill(self) -> float:
         victims = {process.name: process.kill() for process in self._processes}

@@ -111,9 +111,14 @@ def wakes(story: Story, uptimes: Iterable[Uptime]) -> list[Wake]:
     """The n-th sleep ends with the run after the n-th."""
     known = tuple(uptimes)
     return [
-        Wake(due_at, first_service(due_at, known), run.started_at)
-        for due_at, run in zip(story.dues, story.runs[1:], strict=False)
+        _wake(due_at, run.started_at, known) for due_at, run in zip(story.dues, story.runs[1:], strict=False)
     ]
+
+
+def _wake(due_at: float, woke_at: float, uptimes: tuple[Uptime, ...]) -> Wake:
+    # What wakes a task is ready, also when its log has not been seen to say so.
+    possible_at = min(first_service(due_at, uptimes), max(due_at, woke_at))
+    return Wake(due_at, possible_at, woke_at)
 
 
 def first_service(instant: float, uptimes: tuple[Uptime, ...]) -> float:

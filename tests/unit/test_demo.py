@@ -169,6 +169,12 @@ def test_lateness_counts_from_the_restart_where_that_came_later() -> None:
     assert wake.text == "+4300 ms (+300 ms from restart)"
 
 
+def test_a_wake_shows_that_the_restart_was_over() -> None:
+    (wake,) = wakes(replace(STORY, dues=(1008.0,), runs=(STORY.runs[0], Run(22, 1011.9))), UPTIMES)
+    assert wake.late_seconds == 0
+    assert not wake.is_early
+
+
 def test_service_needs_each_kind_of_process() -> None:
     assert first_service(1002.5, UPTIMES) == 1003.0
     assert first_service(1011.5, UPTIMES) == READY
