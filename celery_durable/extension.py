@@ -72,7 +72,7 @@ class Durable(Operations):
 
     def _install(self, app: Any) -> None:
         app.durable = self
-        app.amqp_cls = "celery_durable.capture:DurableAMQP"
+        app.amqp_cls = "celery_durable.chords:ChordAMQP"
         # What was made before by Celery's own class is made again when it is next used.
         app.__dict__.pop("amqp", None)
         install_control(app)

@@ -40,3 +40,17 @@ def enqueue(
         )
     )
     return None
+
+
+class Outbox:
+    """Statements on messages that are written by themselves."""
+
+    def __init__(self, context: Context, claims: Claims) -> None:
+        self._context = context
+        self._claims = claims
+
+    def post(self, message: Follower, due: Due) -> None:
+        """Write one message of a plain task, to be sent when it is due."""
+        with self._context.database.transaction() as connection:
+            enqueue(connection, self._context, self._claims, message, due)
+        self._context.nearer(due)

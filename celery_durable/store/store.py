@@ -14,6 +14,7 @@ from celery_durable.store.due import DueRows
 from celery_durable.store.engine import Database
 from celery_durable.store.leases import Leases
 from celery_durable.store.notify import Hints, Notifier, channel_name, hints_for
+from celery_durable.store.outbox import Outbox
 from celery_durable.store.queries import Queries
 from celery_durable.store.runs import Runs
 from celery_durable.store.schedule import ScheduleRows
@@ -59,6 +60,7 @@ class Store:
         self.runs = Runs(context, self.claims)
         self.leases = Leases(context)
         self.due = DueRows(context)
+        self.outbox = Outbox(context, self.claims)
         self.verdicts = Verdicts(context)
         self.queries = Queries(context)
         self.statistics = Statistics(context)

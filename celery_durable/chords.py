@@ -1,0 +1,81 @@
+"""Chords on result stores that cannot count: ``celery.chord_unlock`` asks whether all members are ready.
+
+Celery asks once a second, by a message that a worker holds for that second. While a durable member sleeps
+this would go on for days, so from then on the question is a row, and is asked less and less often.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from kombu.utils.objects import cached_property
+
+from celery_durable.capture import Captured, DurableAMQP, capturing
+from celery_durable.errors import StoreUnavailable
+from celery_durable.followers import follower_of
+from celery_durable.records import Due
+from celery_durable.store import Store
+
+logger = logging.getLogger(__name__)
+
+CHORD_UNLOCK = "celery.chord_unlock"
+#: Each pause is so much longer than the last one: a chord goes on an eighth later than it could.
+GROWTH = 1.125
+#: The longest pause, in seconds.
+CEILING = 300.0
+
+
+class ChordAMQP(DurableAMQP):
+    """Celery's AMQP api, which lets questions about chords of durable tasks wait as rows."""
+
+    @cached_property
+    def send_task_message(self) -> Any:
+        send = super().send_task_message
+
+        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            if name == CHORD_UNLOCK and self._waits_as_row(message):
+                with capturing() as caught:
+                    send(producer, name, message, **options)
+                if self._keep(caught[0], message.headers["retries"]):
+                    return None
+            return send(producer, name, message, **options)
+
+        return send_task_message
+
+    @property
+    def _store(self) -> Store:
+        app: Any = self.app
+        store: Store = app.durable.store
+        return store
+
+    def _waits_as_row(self, message: Any) -> bool:
+        """Whether this asks again about a chord of which a durable member is not at its end."""
+        headers = message.headers
+        if not headers.get("eta") or not headers.get("retries"):
+            return False
+        _, kwargs, _ = message.body
+        try:
+            return self._store.queries.any_live(list(_ids_in(kwargs.get("result"))))
+        except StoreUnavailable:
+            return False
+
+    def _keep(self, captured: Captured, retries: int) -> bool:
+        base = float(self.app.conf.result_chord_retry_interval)
+        pause = min(base * GROWTH ** min(retries, 1000), max(base, CEILING))
+        try:
+            self._store.outbox.post(follower_of(self.app, captured), Due(seconds=pause))
+        except StoreUnavailable as error:
+            logger.warning("A chord's question is left to the broker: %s", error)
+            return False
+        return True
+
+
+def _ids_in(result: Any) -> Iterator[str]:
+    """Every id in the tuples that stand for results: of tasks, of groups, of those before them in a chain."""
+    if isinstance(result, str):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            yield from _ids_in(item)

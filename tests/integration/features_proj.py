@@ -1,0 +1,492 @@
+"""A project that uses what Celery offers, with durable and plain tasks side by side.
+
+Broker, result store and database come from the environment, Celery settings from `TEST_CELERY_CONF`. More
+of the environment makes a release of it that differs:
+
+    FEATURES_NAME      the app's name
+    FEATURES_WITHOUT   a task that this release no longer has
+    FEATURES_NARROW    this release no longer knows the serializer of its own
+    FEATURES_LIMIT     sends of a wake after which a message that no worker understands is a failure
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, chain, chord, group, signals
+from kombu.serialization import register
+
+from celery_durable import Durable, DurableTask, current_lease, sleep, step
+from celery_durable import signals as durable_signals
+from celery_durable.sender import Sender
+from celery_durable.store.runs import Runs
+from celery_durable.telling import TellingBackend
+from celery_durable.worker import consumer
+from tests.nodes import Witness
+from tests.nodes.bench import CONF_VARIABLE
+
+NAME = os.environ.get("FEATURES_NAME", "features")
+
+app = Celery(NAME)
+app.conf.durable_poll_interval = 0.1
+app.conf.task_default_queue = NAME
+app.conf.accept_content = ["json", "pickle", "msgpack", "yaml", "own"]
+app.conf.update(json.loads(os.environ.get(CONF_VARIABLE, "{}")))
+durable = Durable(app)
+
+if not os.environ.get("FEATURES_NARROW"):
+    register("own", json.dumps, json.loads, content_type="application/x-own", content_encoding="utf-8")
+else:
+    app.conf.accept_content = ["json"]
+if "FEATURES_LIMIT" in os.environ:
+    consumer.UNKNOWN_LIMIT = int(os.environ["FEATURES_LIMIT"])
+
+
+def did(task_id: str, what: str, value: Any = None) -> Any:
+    """Tell the witness, and give `value` back."""
+    Witness.here().saw(task_id, what)
+    return value
+
+
+def times(task_id: str, what: str) -> int:
+    """How often the witness was told."""
+    return Witness.here().count(task_id, what)
+
+
+# -- being killed at a named point --------------------------------------------------------------
+
+
+def kill_point(point: str, task_id: str) -> Path:
+    """A file that kills, once, the process which comes to this point of this task."""
+    return Witness.here().path.parent / f"kill-{point}-{task_id}"
+
+
+def _pass_by(point: str, task_id: str) -> None:
+    try:
+        kill_point(point, task_id).unlink()
+    except FileNotFoundError:
+        return
+    did(task_id, f"killed {point}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _watch(owner: type, method: str, task_id_of: Callable[..., str], before: str, after: str) -> None:
+    call = getattr(owner, method)
+
+    @functools.wraps(call)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        task_id = task_id_of(self, *args)
+        _pass_by(before, task_id)
+        answer = call(self, *args, **kwargs)
+        _pass_by(after, task_id)
+        return answer
+
+    setattr(owner, method, watched)
+
+
+def _parent_of(_: Any, outgoing: Any) -> str:
+    return str(json.loads(outgoing[0].message.headers)["parent_id"])
+
+
+_watch(Runs, "end", lambda _, key, *args: str(key.task_id), "before the end", "after the end")
+_watch(Runs, "finish", lambda _, key, *args: str(key.task_id), "before the finish", "after the finish")
+_watch(
+    TellingBackend, "mark_as_done", lambda _, task_id, *args: str(task_id), "before telling", "after telling"
+)
+_watch(Sender, "send", _parent_of, "before sending", "after sending")
+
+
+# -- signals and hooks ---------------------------------------------------------------------------
+
+_TASK_ID_OF: dict[str, Callable[..., Any]] = {
+    "task_received": lambda request, **_: request.id,
+    "task_revoked": lambda request, **_: request.id,
+    "task_retry": lambda request, **_: request.id,
+    "task_success": lambda sender, **_: sender.request.id,
+}
+
+
+def _tell_of(name: str) -> None:
+    of = _TASK_ID_OF.get(name, lambda task_id=None, **_: task_id)
+
+    def receiver(**given: Any) -> None:
+        state = f" {given['state']}" if name == "task_postrun" else ""
+        task_id = of(**given)
+        if task_id:
+            did(task_id, f"{name}{state}")
+
+    source = durable_signals if hasattr(durable_signals, name) else signals
+    getattr(source, name).connect(receiver, weak=False)
+
+
+for _name in (
+    *("task_received", "task_prerun", "task_postrun", "task_success", "task_failure", "task_retry"),
+    *("task_revoked", "task_internal_error"),
+    *("task_parked", "task_woken", "task_recovered", "lease_lost", "task_quarantined"),
+):
+    _tell_of(_name)
+
+
+@signals.task_prerun.connect
+def _raise_once(task_id: str, args: Any, **_: Any) -> None:
+    if "prerun raises" in (args or ()) and times(task_id, "raised") == 0:
+        did(task_id, "raised")
+        raise RuntimeError("a receiver of task_prerun fails")
+
+
+@signals.task_postrun.connect
+def _wait(task_id: str, args: Any, **_: Any) -> None:
+    if "postrun waits" in (args or ()):
+        time.sleep(0.5)
+
+
+class Hooked(DurableTask):
+    """Tells the witness of every hook."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        did(task_id, "before_start")
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        did(task_id, "on_success")
+
+    def on_failure(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        did(task_id, "on_failure")
+
+    def on_retry(self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        did(task_id, "on_retry")
+
+    def after_return(self, status: str, *_: Any) -> None:
+        did(_[1], f"after_return {status}")
+
+
+# -- plain tasks ---------------------------------------------------------------------------------
+
+
+@app.task(bind=True)
+def plain(self: Any, value: Any = None, *more: Any, about: str = "") -> Any:
+    """Gives its first argument back."""
+    did(about or self.request.id, "plain")
+    return value
+
+
+@app.task(bind=True)
+def total(self: Any, numbers: list[Any]) -> Any:
+    did(self.request.id, "total")
+    return sum(numbers)
+
+
+@app.task(bind=True)
+def collect(self: Any, values: list[Any]) -> list[Any]:
+    did(self.request.id, "collect")
+    return values
+
+
+@app.task(bind=True)
+def plain_fails(self: Any, *_: Any) -> None:
+    did(self.request.id, "plain_fails")
+    raise ValueError("plain")
+
+
+@app.task
+def errback(request: Any, exc: Any, traceback: Any) -> None:
+    """An errback of the new style: called in the worker that tells of the failure."""
+    did(request.id, f"errback {type(exc).__name__}")
+
+
+@app.task(bind=True)
+def old_errback(self: Any, task_id: str) -> None:
+    """An errback of the old style: a message of its own."""
+    did(task_id, "old errback")
+
+
+@app.task(base=DurableTask, bind=True)
+def durable_errback(self: Any, task_id: str) -> None:
+    did(task_id, "durable errback runs")
+    sleep(1.1)
+    did(task_id, "durable errback")
+
+
+# -- durable tasks -------------------------------------------------------------------------------
+
+
+@app.task(base=DurableTask, bind=True)
+def nap(self: Any, value: Any = None, seconds: float = 1.1) -> Any:
+    """Sleeps once, and gives its first argument back."""
+    task_id = self.request.id
+    did(task_id, "body")
+    step(did, task_id, "before")
+    sleep(seconds)
+    return step(did, task_id, "after", value)
+
+
+@app.task(base=DurableTask, bind=True)
+def quick(self: Any, value: Any = None) -> Any:
+    """Gives its first argument back, without a sleep."""
+    return did(self.request.id, "body", value)
+
+
+@app.task(base=DurableTask, bind=True)
+def gather(self: Any, values: list[Any]) -> list[Any]:
+    """A durable body of a chord."""
+    did(self.request.id, "body")
+    sleep(1.1)
+    did(self.request.id, "gathered")
+    return values
+
+
+@app.task(base=Hooked, bind=True)
+def fails(self: Any, value: Any = None, seconds: float = 0) -> Any:
+    did(self.request.id, "body")
+    if seconds:
+        sleep(seconds)
+    raise KeyError("durable")
+
+
+@app.task(base=DurableTask, bind=True, max_crashes=1)
+def crashes(self: Any) -> Any:
+    did(self.request.id, "body")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(base=DurableTask, bind=True)
+def waits(self: Any, value: Any = None) -> Any:
+    """Stays in its body until the test says `go`."""
+    did(self.request.id, "body")
+    while not times(self.request.id, "go"):
+        time.sleep(0.02)
+    return value
+
+
+@app.task(base=Hooked, bind=True)
+def hooked(self: Any, *_: Any, seconds: float = 1.1) -> str:
+    """Two sleeps, then success."""
+    did(self.request.id, "body")
+    sleep(seconds)
+    sleep(seconds)
+    return "done"
+
+
+@app.task(base=Hooked, bind=True)
+def killed(self: Any) -> str:
+    """Its first run takes the process with it."""
+    did(self.request.id, "body")
+    if times(self.request.id, "body") == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+
+@app.task(base=DurableTask, bind=True, ignore_result=True)
+def forget(self: Any, seconds: float = 1.1) -> str:
+    did(self.request.id, "body")
+    sleep(seconds)
+    return did(self.request.id, "after", "nobody gets this")
+
+
+@app.task(base=DurableTask, bind=True, track_started=True)
+def tracked(self: Any) -> str:
+    """Stays in its body, before and after a sleep, until the test says `go`, twice."""
+    for number in (1, 2):
+        did(self.request.id, f"body {number}")
+        while times(self.request.id, "go") < number:
+            time.sleep(0.02)
+        sleep(1.1)
+    return "tracked"
+
+
+@app.task(base=DurableTask, bind=True, rate_limit="2/s")
+def limited(self: Any) -> str:
+    did(self.request.id, "body")
+    sleep(1.1)
+    return "limited"
+
+
+@app.task(base=DurableTask, bind=True)
+def with_signature(self: Any, number: int, *, unit: str = "s") -> str:
+    """Its next release (FEATURES_NARROW) takes other arguments."""
+    sleep(1.1)
+    return f"{number}{unit}"
+
+
+if os.environ.get("FEATURES_NARROW"):
+
+    @app.task(base=DurableTask, bind=True, name=f"{__name__}.with_signature")
+    def with_another_signature(self: Any) -> str:
+        return "no arguments any more"
+
+
+# -- the message ---------------------------------------------------------------------------------
+
+#: What may differ from run to run of one task, on any worker of Celery's.
+_OF_THE_RUN = frozenset({"hostname", "delivery_tag", "_protected", "_children", "_started", "callbacks"})
+
+
+def note_request(task_id: str, request: Any, when: str) -> None:
+    """Write down everything that a task can see of its request."""
+    seen = {name: value for name, value in vars(request).items() if name not in _OF_THE_RUN}
+    seen["delivery_info"] = {**seen["delivery_info"], "redelivered": None}
+    seen["properties"] = {
+        name: value for name, value in (seen.get("properties") or {}).items() if name not in _OF_THE_RUN
+    }
+    line = json.dumps({"when": when, "request": seen}, default=repr, sort_keys=True)
+    with (Witness.here().path.parent / f"requests-{task_id}").open("a") as file:
+        file.write(line + "\n")
+
+
+@app.task(base=DurableTask, bind=True, max_retries=3)
+def everything(self: Any, payload: Any, *, mode: str) -> Any:
+    """Sleeps three times, retries once, is killed once."""
+    task_id = self.request.id
+    note_request(task_id, self.request, f"run {times(task_id, 'body')}")
+    did(task_id, "body")
+    sleep(1.1)
+    step(did, task_id, "first")
+    sleep(1.1)
+    if not self.request.retries:
+        raise self.retry(countdown=1.1, exc=RuntimeError("once"))
+    if not times(task_id, "dies"):
+        did(task_id, "dies")
+        os.kill(os.getpid(), signal.SIGKILL)
+    sleep(1.1)
+    step(did, task_id, "last")
+    return [payload.value if mode == "pickle" else payload, step(did, task_id, "end", 7)]
+
+
+class Traced:
+    """Tells, when it is unpickled, which process does it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        did("unpickled", str(self.value))
+
+
+@app.task(base=DurableTask, bind=True)
+def echo(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Sleeps twice; what it was called with, by type."""
+    did(self.request.id, "body")
+    sleep(1.1)
+    sleep(1.1)
+    return [[repr(value) for value in args], {name: repr(value) for name, value in kwargs.items()}]
+
+
+@app.task(base=DurableTask, bind=True)
+def many_sleeps(self: Any, count: int) -> int:
+    for _ in range(count):
+        sleep(1.02)
+    return did(self.request.id, "end", count)
+
+
+# -- retries and replacements --------------------------------------------------------------------
+
+
+@app.task(base=Hooked, bind=True, max_retries=2)
+def retries(self: Any, how: str, *, countdown: float = 1.1) -> Any:
+    """Fails and tries again, in several ways."""
+    task_id, number = self.request.id, self.request.retries
+    did(task_id, f"body {number}")
+    step(did, task_id, f"step of {self.request.args!r}")
+    sleep(1.1)
+    if how == "exhausted":
+        raise self.retry(countdown=countdown, exc=KeyError("never"))
+    if how == "exhausted, no exception":
+        raise self.retry(countdown=countdown)
+    if number == 1:
+        return [how, number]
+    if how == "no throw":
+        self.retry(countdown=countdown, throw=False)
+        return "not this"
+    if how == "new args":
+        raise self.retry(args=("newer args",), countdown=countdown)
+    if how == "newer args":
+        return [how, number]
+    if how == "naive eta":
+        raise self.retry(eta=datetime.now() + timedelta(seconds=countdown))  # noqa: DTZ005
+    if how == "aware eta":
+        raise self.retry(eta=datetime.now(timezone(timedelta(hours=9))) + timedelta(seconds=countdown))
+    if how == "other queue":
+        raise self.retry(countdown=countdown, queue="other", priority=3)
+    raise self.retry(countdown=countdown)
+
+
+@app.task(
+    base=Hooked,
+    bind=True,
+    autoretry_for=(Exception,),
+    max_retries=2,
+    retry_backoff=1,
+    retry_jitter=False,
+)
+def backs_off(self: Any, wins: bool) -> int:
+    """Celery's own way of trying again, around a sleep."""
+    did(self.request.id, f"body {self.request.retries}")
+    sleep(1.1)
+    if wins and self.request.retries == 2:
+        return int(self.request.retries)
+    raise RuntimeError("not yet")
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that sees every exception."""
+
+    @functools.wraps(function)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(self, *args, **kwargs)
+        except Exception:
+            did(self.request.id, "decorator")
+            raise
+
+    return wrapper
+
+
+@app.task(base=DurableTask, bind=True)
+@logged
+def decorated(self: Any) -> str:
+    try:
+        sleep(1.1)
+    except Exception:
+        did(self.request.id, "caught")
+        raise
+    finally:
+        did(self.request.id, "finally")
+    return "slept"
+
+
+@app.task(base=DurableTask, bind=True)
+def replaces(self: Any, how: str, number: int) -> Any:
+    """Hands its id over after a sleep."""
+    did(self.request.id, "body")
+    step(did, self.request.id, "step")
+    sleep(1.1)
+    successors: dict[str, Callable[[], Any]] = {
+        "durable": lambda: nap.s(number),
+        "itself": lambda: self.s("nothing", number),
+        "plain": lambda: plain.s(number, about=self.request.id),
+        "chain": lambda: chain(plain.s(number), nap.s()),
+        "group": lambda: group(nap.s(number), plain.s(number + 1)),
+        "chord": lambda: chord([nap.s(number), plain.s(number + 1)], gather.s()),
+    }
+    if how == "nothing":
+        return number
+    raise self.replace(successors[how]())
+
+
+@app.task(base=DurableTask, bind=True)
+def leases(self: Any, _: Any = None) -> int:
+    return current_lease().token
+
+
+if "FEATURES_WITHOUT" in os.environ:
+    app.tasks.pop(f"{__name__}.{os.environ['FEATURES_WITHOUT']}")

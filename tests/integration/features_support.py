@@ -1,0 +1,59 @@
+"""What the tests of Celery's features ask of a bench."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from tests.nodes import DEPLOYMENTS, Bench, Servers
+
+PROJECT = "tests.integration.features_proj"
+
+#: One deployment with results in Redis, one with results in the database.
+BOTH = ("redis-postgres", "rabbitmq-postgres")
+
+
+@contextmanager
+def features_bench(
+    deployment: str, servers: Servers, folder: Path, *options: str, queues: str | None = None, **settings: Any
+) -> Iterator[Bench]:
+    """A bench with a worker of 2 and a beat, for many tests that leave both as they were."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        bench = Bench(DEPLOYMENTS[deployment], servers, folder, PROJECT, monkeypatch)
+        try:
+            bench.configure(**settings)
+            # Pickled messages are welcome here, and Celery wants root to say so twice.
+            worker = bench.worker(*options, queues=queues, env={"C_FORCE_ROOT": "1"}, wait=False)
+            beat = bench.beat(wait=False)
+            worker.wait_until_ready()
+            beat.wait_until_ready()
+            yield bench
+        finally:
+            bench.close()
+
+
+def kill_at(bench: Bench, point: str, task_id: str) -> None:
+    """Have the process killed that comes to this point of this task, once."""
+    bench.project.kill_point(point, task_id).touch()
+
+
+def seen(bench: Bench, task_id: str, step: str, times: int = 1, timeout: float = 15) -> None:
+    """Wait until the witness has seen a step so often; more is a mistake, fewer at the end too."""
+    bench.wait_for(
+        lambda: bench.witness.count(task_id, step) >= times, timeout, f"{task_id}: {step} × {times}"
+    )
+    assert bench.witness.count(task_id, step) == times
+
+
+def outbox_delays(bench: Bench) -> list[float]:
+    """For each message of a plain task that waits in the database: for how many seconds it was to wait."""
+    store = bench.app().durable.store
+    columns = store.context.schema.executions.c
+    waiting = select(columns.wake_at, columns.created_at).where(columns.status == "outbox")
+    with store.database.statements() as connection:
+        return [(wake_at - created_at).total_seconds() for wake_at, created_at in connection.execute(waiting)]
