@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from celery_durable import signals
 from celery_durable.errors import ReplayDivergence, StoreUnavailable, TaskQuarantined
 from celery_durable.events import send_task_event
 from celery_durable.lease import Lease
-from celery_durable.records import Outcome, OutcomeKind
+from celery_durable.records import LeaseKey, Outcome, OutcomeKind
 from celery_durable.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -28,9 +29,13 @@ class Announcer:
 
     def __init__(self, task: Any, lease: Lease, runtime: Runtime) -> None:
         self.request: Any = None
+        #: The outcome by which the lease was taken, where it is known.
+        self.taker: Outcome | None = None
         self._task = task
         self._lease = lease
         self._runtime = runtime
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
 
     @property
     def stores_result(self) -> bool:
@@ -75,23 +80,31 @@ class Announcer:
     # -- losing ----------------------------------------------------------------------------------
 
     def lost(self) -> None:
-        """The heartbeat has found the lease lost."""
+        """The lease is lost: said once, by the heartbeat or by the run, whoever finds it first."""
+        if not self._is_first("lost"):
+            return
         reason = self._lease.loss.reason if self._lease.loss is not None else ""
         self._log(logging.WARNING, "lost its lease: %s", reason)
         signals.lease_lost.send(
             sender=self._task, task_id=self._lease.task_id, token=self._lease.token, reason=reason
         )
 
-    def stopped(self) -> None:
-        """The run was taken from its worker: ``task_revoked``, as for any task that is stopped.
+    def stopped(self) -> bool:
+        """The run was taken from its worker: ``task_revoked``, as for any task that is stopped. True once.
 
-        Never ``REVOKED`` in the result store: the task goes on elsewhere.
+        Never ``REVOKED`` in the result store: the task goes on elsewhere. Of a cancel tells the worker that
+        delivers it.
         """
+        if not self._is_first("stopped"):
+            return False
+        if self.taker is not None and self.taker.kind == OutcomeKind.CANCELLED:
+            return True
         celery_signals.task_revoked.send(
             sender=self._task, request=self.request, terminated=True, signum=None, expired=False
         )
         fields = {"terminated": True, "signum": None, "expired": False}
         send_task_event(self._task, "task-revoked", self._lease.task_id, **fields)
+        return True
 
     def set_aside(self, divergence: ReplayDivergence) -> None:
         """The code does not fit the journal: the task waits until somebody releases it."""
@@ -113,6 +126,7 @@ class Announcer:
             outcome = self._runtime.store.leases.lost_to(self._lease.key)
         except StoreUnavailable:
             return
+        self.taker = outcome
         if outcome is not None:
             self.store_outcome(outcome)
 
@@ -148,6 +162,12 @@ class Announcer:
         except Exception as error:  # noqa: BLE001 - a result store that is away must not keep a task awake
             self._log(logging.WARNING, "has state %s, which could not be stored: %s", state, error)
 
+    def _is_first(self, what: str) -> bool:
+        with self._lock:
+            is_first = what not in self._said
+            self._said.add(what)
+        return is_first
+
     def _log(self, level: int, text: str, *values: Any) -> None:
         logger.log(
             level,
@@ -156,6 +176,17 @@ class Announcer:
             self._lease.task_id,
             *values,
             extra={"task_id": self._lease.task_id, "token": self._lease.token},
+        )
+
+
+def report_crash(task: Any, key: LeaseKey, answer: Outcome | bool, cause: BaseException) -> None:
+    """Tell of a run whose process is gone, with what the store made of it (``Leases.recover``)."""
+    if isinstance(answer, Outcome):
+        logger.error("Task %s[%s] is quarantined: %s", task.name, key.task_id, answer.reason)
+        signals.task_quarantined.send(sender=task, task_id=key.task_id, token=key.token, reason=answer.reason)
+    elif answer:
+        logger.warning(
+            "Task %s[%s] lost its process (%r) and goes on elsewhere", task.name, key.task_id, cause
         )
 
 

@@ -8,19 +8,16 @@ from typing import Protocol
 
 from celery_durable.clock import Clock, SystemClock
 from celery_durable.errors import StoreUnavailable
-from celery_durable.records import (
-    Claim,
-    Delivery,
-    LeaseKey,
-    Outcome,
-    OutcomeKind,
-    Refusal,
-    Scheduled,
-)
+from celery_durable.records import Claim, Delivery, LeaseKey, Outcome, OutcomeKind, Refusal, Scheduled
 from celery_durable.runtime import Runtime
 from celery_durable.settings import TaskSettings
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two tries of a claim that the database did not answer: the first, and the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+#: Seconds for which a wake is held while the database is away. Its row sends another, but not at once.
+HOLD_WAKE = 10.0
 
 
 class Verdict:
@@ -31,6 +28,7 @@ class Verdict:
     CANCELLED = 3
     EXPIRED = 4
     PUT_BACK = 5
+    LOST = 6
 
 
 class Reporter(Protocol):
@@ -56,21 +54,25 @@ class Claiming:
         """Claim a delivery.
 
         While the database is away a first delivery is held, and tried again: its message is the only
-        thing that there is of it. A wake is dropped: its row will send another. None: the worker stops,
-        and the message has to go back to the broker.
+        thing that there is of it. A wake is dropped after a while: its row will send another. None: the
+        worker stops, and the message has to go back to the broker.
         """
-        pause = 0.2
-        while True:
+        pause = FIRST_PAUSE
+        give_up_at = self._clock.monotonic() + HOLD_WAKE
+        while not self._reporter.is_stopping:
             try:
                 return self._claim(delivery, limits)
             except StoreUnavailable as error:
-                if delivery.is_wake:
+                if delivery.is_wake and self._clock.monotonic() >= give_up_at:
                     return Refusal(f"its row will send another: {error.reason}")
-                if self._reporter.is_stopping:
-                    return None
                 logger.warning("%s[%s] is held: %s", delivery.task_name, delivery.task_id, error)
-                self._clock.pause(pause)
-                pause = min(pause * 2, 5.0)
+            except Exception:
+                # Whatever is wrong with the database (tables that are not there, a lack of rights): told as
+                # an error of the task it would be the end of its only message.
+                logger.exception("%s[%s] is held", delivery.task_name, delivery.task_id)
+            self._clock.pause(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+        return None
 
     def _claim(self, delivery: Delivery, limits: TaskSettings) -> Claim | Refusal | Scheduled:
         runtime = self._runtime()
@@ -96,3 +98,7 @@ class Claiming:
         """A cancel or an expiry is to be told by the main process, which then ends the row."""
         kind = Verdict.CANCELLED if outcome.kind == OutcomeKind.CANCELLED else Verdict.EXPIRED
         self._reporter.report(number, kind, key)
+
+    def lose(self, number: int) -> None:
+        """The lease is lost, and its run is being stopped: if that takes its process, it is no crash."""
+        self._reporter.report(number, Verdict.LOST, None)

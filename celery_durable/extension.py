@@ -16,7 +16,6 @@ from celery.utils.time import make_aware
 from kombu import serialization
 from kombu.utils.objects import cached_property
 
-from celery_durable import signals
 from celery_durable.checks import URL_VARIABLE
 from celery_durable.claiming import Claiming
 from celery_durable.codec import Codec
@@ -26,7 +25,7 @@ from celery_durable.durations import instant_of
 from celery_durable.embedded import embedded_defaults, is_embedded
 from celery_durable.errors import ConfigurationError, StoreUnavailable
 from celery_durable.operations import Operations
-from celery_durable.records import Delivery, Due, LeaseKey, Outcome, Outgoing, Refusal
+from celery_durable.records import Delivery, Due, Outgoing, Refusal
 from celery_durable.runtime import Runtime
 from celery_durable.sender import Sender
 from celery_durable.settings import Settings, TaskSettings
@@ -266,12 +265,6 @@ class Durable(Operations):
             logger.warning("%s is revoked here, its row does not know yet: %s", task_id, error)
             return False
         return True
-
-    def announce_quarantine(self, task: Any, key: LeaseKey, outcome: Outcome) -> None:
-        """Tell this process's receivers of a quarantine."""
-        signals.task_quarantined.send(
-            sender=task, task_id=key.task_id, token=key.token, reason=outcome.reason
-        )
 
     # -- the scheduler's work ----------------------------------------------------------------------
 

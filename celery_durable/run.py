@@ -12,10 +12,17 @@ from typing import Any
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_durable.announcer import Announcer
+from celery_durable.announcer import Announcer, report_crash
 from celery_durable.capture import Captured
 from celery_durable.context import current_run
-from celery_durable.errors import LeaseInterrupt, LeaseLost, Park, StoreUnavailable, TaskQuarantined
+from celery_durable.errors import (
+    LeaseInterrupt,
+    LeaseLost,
+    LeaseRenewalTimedOut,
+    Park,
+    StoreUnavailable,
+    TaskQuarantined,
+)
 from celery_durable.execution import Execution
 from celery_durable.followers import build_followers
 from celery_durable.heartbeat import Heartbeat
@@ -96,6 +103,8 @@ class TaskRun:
         self.greenlet: Any = None
         #: Set by the worker: interrupts the body when the lease is lost.
         self.interrupt: Callable[[TaskRun, Outcome | None], None] | None = None
+        #: Set by the worker: tells its main process that the lease is lost.
+        self.report_loss: Callable[[], None] | None = None
         self._send = send
 
     @property
@@ -323,7 +332,9 @@ class TaskRun:
         self._persevered(lambda: self.runtime.store.leases.hand_back(self.claim.key, 1.0))
 
     def _let_go(self) -> None:
-        self.announcer.stopped()
+        if self.announcer.taker is None and not isinstance(self.lease.loss, LeaseRenewalTimedOut):
+            self.announcer.taker = self.runtime.store.leases.lost_to(self.claim.key)
+        self.tell_stopped()
         # If it ran out unseen and nobody has taken it, the next one need not wait for its expiry.
         self.runtime.store.leases.hand_back(self.claim.key)
 
@@ -365,8 +376,28 @@ class TaskRun:
 
     # -- losing the lease ------------------------------------------------------------------------
 
+    def tell_stopped(self) -> None:
+        """Tell, once, of a run that is taken from its worker because its lease is lost."""
+        self.announcer.lost()
+        if self.announcer.stopped() and self.report_loss is not None:
+            self.report_loss()
+
+    def die(self, cause: BaseException) -> None:
+        """The body asked for the end of its process: a crash like any other, but known at once."""
+        self.heartbeat.stop()
+        try:
+            answer = self.runtime.store.leases.recover(self.claim.key, self.limits.max_crashes)
+            report_crash(self.task, self.claim.key, answer, cause)
+        except StoreUnavailable as error:
+            logger.warning(
+                "%s[%s] waits for its lease to run out: %s", self.task.name, self.lease.task_id, error
+            )
+        finally:
+            self.over.set()
+
     def _on_lost(self, lease: Lease, outcome: Outcome | None) -> None:
         """Called by the heartbeat's thread."""
+        self.announcer.taker = outcome
         self.announcer.lost()
         if self.interrupt is not None:
             self.interrupt(self, outcome)

@@ -10,12 +10,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 #: Raises its argument in the thread of the run; None withdraws what has not been raised yet.
 AsyncRaise = Callable[[type[BaseException] | None], None]
 
 Value = TypeVar("Value")
+
+_at_work: ContextVar[bool] = ContextVar("celery_durable_at_work", default=False)
+
+
+@contextmanager
+def at_work() -> Iterator[None]:
+    """The whole of our work on one delivery: its claim, its run, its settling."""
+    token = _at_work.set(True)
+    try:
+        yield
+    finally:
+        _at_work.reset(token)
+
+
+def is_at_work() -> bool:
+    """Whether this thread works on a durable delivery."""
+    return _at_work.get()
 
 
 class Shield:

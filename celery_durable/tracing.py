@@ -9,7 +9,7 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from celery import states
 from celery.app.trace import TraceInfo, trace_ok_t
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, WorkerShutdown, WorkerTerminate
 
 from celery_durable import signals
 from celery_durable.errors import ConfigurationError
@@ -17,6 +17,7 @@ from celery_durable.message import HEADER
 from celery_durable.records import Claim, Kind, OutcomeKind, Refusal, Scheduled
 from celery_durable.rules import TELLING_LIMIT
 from celery_durable.run import TaskRun, claimed
+from celery_durable.shield import at_work
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +39,11 @@ def durable_tracer(task: Any, trace: Tracer) -> Tracer:
                 f"task {task.name} is durable, but its worker does not know celery_durable: install it"
                 " with Durable(app) before the worker starts"
             )
-        run = _claim(task, arrival)
-        if run is None:
-            return _ignored()
         # Celery would look for a stored SUCCESS of a redelivered message and skip what we have claimed.
         request["delivery_info"] = {**(request.get("delivery_info") or {}), "redelivered": False}
-        return _trace(run, trace, (task_id, args, kwargs, request))
+        with at_work():
+            run = _claim(task, arrival)
+            return _ignored() if run is None else _trace(run, trace, (task_id, args, kwargs, request))
 
     return trace_durable
 
@@ -131,14 +131,29 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
         with claimed(run):
             traced = trace(*arguments)
         state = states.SUCCESS if traced.info is None else traced.info.state
-        return traced
     except Reject as reject:
         # From a hook, or because the outcome could not be told: the row brings the task back by itself.
         # Left to Celery, the main process would store a failure for it.
         logger.warning("%s[%s] comes back: %s", run.task.name, run.lease.task_id, reject)
+        traced = _ignored()
+    except (WorkerShutdown, WorkerTerminate):
+        # Where tasks run in the main process, a signal handler ends the worker in the middle of one.
+        run.settle(None)
+        raise
+    except (SystemExit, KeyboardInterrupt) as death:
+        run.die(death)
+        if run.task.app.durable.worker.has_child_processes:
+            raise
         return _ignored()
-    finally:
-        run.settle(state)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            run.settle(None)
+        else:
+            # The pool's own, such as a time limit of gevent: it says next what becomes of the task.
+            run.heartbeat.stop()
+        raise
+    run.settle(state)
+    return traced
 
 
 def _ignored() -> Any:

@@ -70,6 +70,22 @@ class Leases:
             context.nearer(Due(seconds=delay))
         return released.rowcount
 
+    def make_due(self, task_id: str) -> bool:
+        """Take back the wake that is on its way, if one is: its worker will not claim it."""
+        context, executions = self._context, self._executions
+        with context.database.statements() as connection:
+            changed = connection.execute(
+                update(executions)
+                .where(
+                    context.mine(executions, task_id),
+                    executions.c.owner.is_(None),
+                    executions.c.sends > 0,
+                    executions.c.wake_at.is_not(None),
+                )
+                .values(sends=0, wake_at=context.now(), updated_at=context.now())
+            )
+            return changed.rowcount == 1
+
     def mark_draining(self, keys: Sequence[LeaseKey]) -> int:
         """Note that the worker of these leases was told to stop: if it dies now, that is no crash."""
         if not keys:

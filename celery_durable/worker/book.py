@@ -26,7 +26,8 @@ class Book:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._requests: WeakValueDictionary[int, DurableRequest] = WeakValueDictionary()
-        self._lock = threading.Lock()
+        # A signal handler of the main thread may come while it is held there.
+        self._lock = threading.RLock()
         #: Set when the worker was told to stop.
         self.is_stopping = False
 
@@ -38,20 +39,19 @@ class Book:
         return number
 
     def report(self, number: int, verdict: int, owner: str, token: int) -> None:
-        """Hear what became of a delivery; ``token`` 0: there is no lease."""
+        """Hear what became of a delivery; ``token`` 0: there is no lease. Never raises."""
         with self._lock:
             request = self._requests.get(number)
-        key = LeaseKey(request.id, owner, token) if request is not None and token else None
         if request is None:
             logger.debug("Delivery %d is not open any more", number)
-        elif verdict == Verdict.CLAIMED:
-            request.on_claimed(key)
-        elif verdict == Verdict.DECLINED:
-            request.on_declined()
-        elif verdict == Verdict.PUT_BACK:
-            request.on_put_back()
-        else:
-            request.on_verdict(key, is_expiry=verdict == Verdict.EXPIRED)
+            return
+        key = LeaseKey(request.id, owner, token) if token else None
+        try:
+            _hear(request, verdict, key)
+        except Exception:
+            # From a broker or a result store that is away. The other deliveries have to be heard all the
+            # same; what this one's row says comes again by itself.
+            logger.exception("What became of %s[%s] could not be dealt with", request.name, request.id)
 
     def open_requests(self) -> list[DurableRequest]:
         """Every request that is still known."""
@@ -60,5 +60,18 @@ class Book:
 
     def leases(self) -> list[LeaseKey]:
         """The leases that the processes of this worker hold."""
-        keys = (request.lease_key for request in self.open_requests() if not request.is_over)
-        return [key for key in keys if key is not None]
+        requests = (request for request in self.open_requests() if request.holds_lease)
+        return [request.lease_key for request in requests if request.lease_key is not None]
+
+
+def _hear(request: DurableRequest, verdict: int, key: LeaseKey | None) -> None:
+    if verdict == Verdict.CLAIMED:
+        request.on_claimed(key)
+    elif verdict == Verdict.DECLINED:
+        request.on_declined()
+    elif verdict == Verdict.PUT_BACK:
+        request.on_put_back()
+    elif verdict == Verdict.LOST:
+        request.on_lost()
+    else:
+        request.on_verdict(key, is_expiry=verdict == Verdict.EXPIRED)

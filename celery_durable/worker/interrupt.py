@@ -5,7 +5,8 @@
 | prefork | at once | ends | the process kills itself |
 | solo | at once | ends | reported as a runaway |
 | threads | at once | when it returns | reported as a runaway |
-| gevent, eventlet | when it next switches | ends | reported as a runaway |
+| gevent | when it next switches | ends | reported as a runaway |
+| eventlet | not at all | when it returns | reported as a runaway |
 
 A C call that holds the interpreter's lock is interrupted when it returns. Until then the fence holds.
 """
@@ -47,6 +48,9 @@ class Interruptible(Protocol):
     @property
     def shield(self) -> Shield: ...
 
+    def tell_stopped(self) -> None:
+        """Tell of a run that is taken from its worker; only once, whoever is the first."""
+
 
 #: Tries once to interrupt a run. False: its body is over.
 Deliver = Callable[[Interruptible], bool]
@@ -67,14 +71,15 @@ class Interrupter:
         if outcome is not None and outcome.kind == OutcomeKind.CANCELLED:
             # A cancel without terminate: the run ends at its next durable call, like Celery's revoke.
             return
-        waited = 0.0
-        while waited < run.limits.revoke_grace:
-            if not self._deliver(run):
+        left = run.limits.revoke_grace
+        # Once at least, also with a grace of 0.
+        while self._deliver(run):
+            if run.over.wait(min(AGAIN, left)):
                 return
-            if run.over.wait(AGAIN):
-                return
-            waited += AGAIN
-        if run.over.is_set():
+            left -= AGAIN
+            if left <= 0:
+                break
+        else:
             return
         if self._can_kill:
             self._kill(run)
@@ -82,6 +87,9 @@ class Interrupter:
             self._report_until_over(run)
 
     def _kill(self, run: Interruptible) -> None:
+        if not run.shield.in_body:
+            return
+        run.tell_stopped()
         with run.shield.frozen() as in_body:
             # Held by the lock: the process cannot have gone on to its next task meanwhile.
             if in_body:
@@ -94,14 +102,14 @@ class Interrupter:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _report_until_over(self, run: Interruptible) -> None:
-        while not run.over.is_set():
+        while True:
             logger.error(
-                "%s[%s] lost its lease and cannot be stopped here; nothing that it writes counts",
+                "%s[%s] is a runaway: it lost its lease and cannot be stopped here. Nothing it writes counts",
                 run.task.name,
                 run.lease.task_id,
             )
-            run.over.wait(REPORT_EVERY)
-            self._deliver(run)
+            if run.over.wait(REPORT_EVERY) or not self._deliver(run):
+                return
 
 
 class SignalDelivery:
@@ -131,16 +139,36 @@ class SignalDelivery:
             raise LeaseInterrupt
 
 
+class _Withdrawn(BaseException):
+    """Takes the place of an asynchronous exception that is not to be raised any more."""
+
+
 def deliver_to_thread(run: Interruptible) -> bool:
     """Threads: an exception that the interpreter raises in another thread, between two bytecodes."""
     thread_id = run.shield.thread_id
 
     def async_raise(error: type[BaseException] | None) -> None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread_id), None if error is None else ctypes.py_object(error)
-        )
+        if error is None:
+            _withdraw(thread_id)
+        else:
+            _send(thread_id, error)
 
     return run.shield.request_from_outside(LeaseInterrupt, async_raise)
+
+
+def _send(thread_id: int, error: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(error))
+
+
+def _withdraw(thread_id: int) -> None:
+    # Sending NULL would do, but CPython 3.11 goes on to think that something has to be raised, and then
+    # hangs under any profiler. So another one takes its place, and is received here.
+    try:
+        _send(thread_id, _Withdrawn)
+        while True:
+            pass
+    except _Withdrawn:
+        pass
 
 
 def deliver_to_greenlet(run: Interruptible) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from types import FrameType
 from typing import Any
 
-from billiard.pool import SIG_SOFT_TIMEOUT
 from billiard.exceptions import SoftTimeLimitExceeded
+from billiard.pool import SIG_SOFT_TIMEOUT
 
 from celery_durable.run import claimed_run
+from celery_durable.shield import is_at_work
+
+logger = logging.getLogger(__name__)
 
 _guarded_pid = 0
 
@@ -34,9 +38,9 @@ class _Guard:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         run = claimed_run()
-        if run is None or not run.entered:
-            # A plain task's, or it came while its claim was under way: the limit counts from the body.
-            if callable(self._inner) and run is None:
-                self._inner(signum, frame)
-        elif run.shield.request(SoftTimeLimitExceeded):
+        if run is not None and run.shield.request(SoftTimeLimitExceeded):
             raise SoftTimeLimitExceeded
+        if not is_at_work() and callable(self._inner):
+            # A plain task's.
+            self._inner(signum, frame)
+        # Else it came while the claim was under way, or after the body: it is not for our own statements.

@@ -10,13 +10,15 @@ import logging
 from typing import Any
 
 from billiard.common import TERM_SIGNAME
-from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
 from celery.platforms import signals
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
+from celery_durable.announcer import report_crash
 from celery_durable.clock import monotonic
+from celery_durable.control import REASON
 from celery_durable.errors import StoreUnavailable
 from celery_durable.message import capture, delivery_of
 from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
@@ -25,6 +27,8 @@ from celery_durable.tracing import DELIVERY
 logger = logging.getLogger(__name__)
 
 _CONTROL = (Ignore, Reject, Retry)
+#: What billiard reports of a child that is gone; ``Terminated`` where the worker itself has killed it.
+_DEATHS = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
 
 
 class DurableRequest(Request):
@@ -38,6 +42,8 @@ class DurableRequest(Request):
     lease_key: LeaseKey | None = None
     #: True when the run is over for the main process.
     is_over = False
+    #: True when the lease is lost and the run is being stopped: if that takes its process, it is no crash.
+    is_lost = False
     #: True when the broker's message may be acknowledged: a claim or a refusal has committed.
     _may_acknowledge = False
     _holds_its_tongue = False
@@ -68,6 +74,11 @@ class DurableRequest(Request):
         """Whether its message still lies unacknowledged, with nothing known of a claim."""
         return not (self.acknowledged or self._may_acknowledge or self.is_over)
 
+    @property
+    def holds_lease(self) -> bool:
+        """Whether its run is on, as far as the main process knows."""
+        return self.lease_key is not None and not self.is_over
+
     def adopt(self) -> None:
         """Make a row of a message that waits too long here, and acknowledge it.
 
@@ -82,8 +93,16 @@ class DurableRequest(Request):
         self._acknowledge_now()
 
     def on_put_back(self) -> None:
-        """The delivery could not be claimed and the worker stops."""
-        self.reject(requeue=True)
+        """The delivery was not claimed, and the worker stops or lost the process that had it."""
+        if self.acknowledged:
+            # It was adopted: its row waits for a claim that will not come.
+            self._durable.worker.upkeep.soon(lambda: self._durable.store.leases.make_due(self.id))
+        else:
+            self.reject(requeue=True)
+
+    def on_lost(self) -> None:
+        """The run has lost its lease, and is being stopped."""
+        self.is_lost = True
 
     def on_verdict(self, key: LeaseKey | None, *, is_expiry: bool) -> None:
         """The claim found a cancel or an expiry: tell of it as Celery does, then end the row."""
@@ -99,6 +118,9 @@ class DurableRequest(Request):
 
     def acknowledge(self) -> None:
         """As Celery's, but not before the claim: Celery's own calls of it know nothing of leases."""
+        if not self._may_acknowledge:
+            # The result of a job may be read before the record of its claim.
+            self._durable.worker.drain()
         if self._may_acknowledge:
             super().acknowledge()
 
@@ -135,15 +157,25 @@ class DurableRequest(Request):
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Kill the child of a task that was cancelled. The claim of its verdict tells of the revoke."""
-        self._durable.cancel_discarded(self.id)
+        verdicts = self._durable.store.verdicts
+        # Before what its child's death will have written, and after that of a canceller who had the database.
+        self._durable.worker.upkeep.soon(lambda: verdicts.cancel([self.id], REASON))
         self._already_revoked = True
+        if not self.time_start:
+            # Celery comes here again when the pool has accepted it.
+            self._terminate_on_ack = pool, signal
+        self._stop_run(pool, signals.signum(signal or TERM_SIGNAME))
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """Stop the run without a word: the worker stops, or lost its broker. It goes on elsewhere."""
+        self._already_cancelled = True
+        self._stop_run(pool, signals.signum(signal or TERM_SIGNAME))
+
+    def _stop_run(self, pool: Any, number: int) -> None:
         if self._durable.worker.interrupt_delivery(self.number):
             return
-        number = signals.signum(signal or TERM_SIGNAME)
         if self.time_start:
             pool.terminate_job(self.worker_pid, number)
-        else:
-            self._terminate_on_ack = pool, signal
         job = self._apply_result() if self._apply_result is not None else None
         if job is not None:
             job.terminate(number)
@@ -155,7 +187,7 @@ class DurableRequest(Request):
         self._durable.worker.drain()
         error = exc_info.exception
         error = getattr(error, "exc", error)
-        if isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+        if isinstance(error, _DEATHS):
             self._on_child_lost(error)
             return None
         if isinstance(error, TimeLimitExceeded):
@@ -176,13 +208,16 @@ class DurableRequest(Request):
         self.is_over = True
         if self.lease_key is None:
             task_ready(self)
-            self.reject(requeue=True)
+            self.on_put_back()
         elif self._task.acks_on_timeout:
             self._fail_at_limit(self.lease_key, timeout)
         else:
             task_ready(self)
-            logger.error("Hard time limit (%ss) exceeded for %s[%s]: it runs again", timeout, self.name, self.id)
-            self._hand_back(self.lease_key)
+            logger.error(
+                "Hard time limit (%ss) exceeded for %s[%s]: it runs again", timeout, self.name, self.id
+            )
+            # The child is killed a moment from now; its claim must not meet the next one's.
+            self._hand_back(self.lease_key, 1.0)
 
     def _fail_at_limit(self, key: LeaseKey, timeout: float) -> None:
         runtime = self._durable.runtime
@@ -206,33 +241,24 @@ class DurableRequest(Request):
         super().on_timeout(False, timeout)
         self._finish(taken, Status.FAILED)
 
-    def _hand_back(self, key: LeaseKey) -> None:
-        try:
-            # The child is killed a moment from now; its claim must not meet the next one's.
-            self._durable.runtime.store.leases.hand_back(key, 1.0)
-        except StoreUnavailable as error:
-            logger.warning("%s[%s] waits for its lease to run out: %s", self.name, self.id, error)
+    def _hand_back(self, key: LeaseKey, delay: float = 0.0) -> None:
+        leases = self._durable.runtime.store.leases
+        self._durable.worker.upkeep.soon(lambda: leases.hand_back(key, delay))
 
     def _on_child_lost(self, error: BaseException) -> None:
         task_ready(self)
         self.is_over = True
-        if self.lease_key is None:
+        key = self.lease_key
+        if key is None:
             # Whether it was claimed is not known. A duplicate does no harm, a loss does.
-            self.reject(requeue=True)
-            return
-        try:
-            limits = self._durable.limits(self._task)
-            answer = self._durable.runtime.store.leases.recover(self.lease_key, limits.max_crashes)
-        except StoreUnavailable as unavailable:
-            logger.warning(
-                "%s[%s] lost its process and waits for its lease to run out: %s",
-                self.name,
-                self.id,
-                unavailable,
-            )
-            return
-        if isinstance(answer, Outcome):
-            logger.error("%s[%s] is quarantined: %s", self.name, self.id, answer.reason)
-            self._durable.announce_quarantine(self._task, self.lease_key, answer)
-        elif answer:
-            logger.warning("%s[%s] lost its process (%s) and goes on elsewhere", self.name, self.id, error)
+            self.on_put_back()
+        elif self.is_lost or self._durable.worker.is_stopping:
+            # We have killed it, or whoever stops the worker has killed its children with it.
+            self._hand_back(key)
+        else:
+            self._durable.worker.upkeep.soon(lambda: self._recover(key, error))
+
+    def _recover(self, key: LeaseKey, error: BaseException) -> None:
+        limits = self._durable.limits(self._task)
+        answer = self._durable.runtime.store.leases.recover(key, limits.max_crashes)
+        report_crash(self._task, key, answer, error)

@@ -72,6 +72,11 @@ class WorkerSide:
         deliver = {THREADS: deliver_to_thread, GEVENT: deliver_to_greenlet}
         return Interrupter(deliver.get(self.pool, deliver_to_nobody), can_kill=False)
 
+    @property
+    def has_child_processes(self) -> bool:
+        """Whether tasks run in processes that may die alone."""
+        return self.pool == PREFORK
+
     def claiming(self) -> Claiming:
         """How the processes of this worker claim."""
         reporter: Reporter = DirectReporter(self.book)
@@ -95,6 +100,7 @@ class WorkerSide:
     def watch(self, run: TaskRun, number: int) -> None:
         """Have the run stopped when its lease is lost."""
         run.interrupt = self.interrupter
+        run.report_loss = lambda: self.durable.claims.lose(number)
         if self.pool == GEVENT:
             import gevent  # noqa: PLC0415 - only where the worker runs on it
 
@@ -132,7 +138,7 @@ class WorkerSide:
         """Acknowledge the broker's message of a claimed delivery."""
         if request.acknowledged:
             return
-        if self.pool == SOLO:
+        if self.pool == SOLO and threading.current_thread() is threading.main_thread():
             # Celery would queue it for the event loop, which is busy with the task.
             request.message.ack_log_error(logger, request.connection_errors)
             request.acknowledged = True
@@ -145,8 +151,13 @@ class WorkerSide:
         """The pool is up."""
         self.upkeep.start()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the worker was told to stop: if its processes die from now on, that is no crash."""
+        return self.book.is_stopping
+
     def shutting_down(self) -> None:
-        """The worker was told to stop: if its processes die from now on, that is no crash."""
+        """The worker is told to stop, in whatever way. Safe in a signal handler."""
         self.book.is_stopping = True
         if self.pipe is not None:
             self.pipe.announce_stop()
@@ -156,11 +167,27 @@ class WorkerSide:
         """The worker stops warmly: renewal goes on for as long as the tasks do."""
         self.shutting_down()
 
-    def terminate(self) -> None:
-        """The worker stops at once: its leases are handed back, and no crash is counted."""
+    def abandon(self, pool: Any) -> None:
+        """The worker stops and will not wait: hand all leases back and stop what runs under them.
+
+        Celery's own cold shutdown passes over tasks whose message is acknowledged, and then waits for them.
+        """
         self.shutting_down()
         self.drain()
-        self.upkeep.hand_back()
+        running = [request for request in self.book.open_requests() if request.holds_lease]
+        # A greenlet's signal handler may run in the hub, which must not wait.
+        self.upkeep.hand_back(wait=self.pool not in (GEVENT, EVENTLET))
+        for request in running:
+            try:
+                request.cancel(pool)
+            except Exception:
+                logger.exception("%s[%s] could not be stopped", request.name, request.id)
+
+    def terminate(self) -> None:
+        """The worker stops at once: what leases are left are handed back, and no crash is counted."""
+        self.shutting_down()
+        self.drain()
+        self.upkeep.hand_back(wait=True)
         if self._thread is not None:
             self._thread.stop()
 

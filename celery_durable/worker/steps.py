@@ -26,6 +26,7 @@ class DurableStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
         worker.app.durable.enter_worker(worker)
+        _hear_of_cold_shutdown(worker)
 
     def start(self, worker: Any) -> None:
         worker.app.durable.worker.start()
@@ -35,6 +36,22 @@ class DurableStep(bootsteps.StartStopStep):
 
     def terminate(self, worker: Any) -> None:
         worker.app.durable.worker.terminate()
+
+
+def _hear_of_cold_shutdown(worker: Any) -> None:
+    """Hand leases back between the soft shutdown and the cold one.
+
+    Celery 5.7 sends ``worker_shutting_down`` of a cold shutdown only when it is over, and waits before that
+    for every task whose message is acknowledged. It begins with this method of the worker.
+    """
+    wait_for_tasks = worker.wait_for_soft_shutdown
+
+    def wait_for_soft_shutdown() -> None:
+        worker.app.durable.worker.shutting_down()
+        wait_for_tasks()
+        worker.app.durable.worker.abandon(worker.pool)
+
+    worker.wait_for_soft_shutdown = wait_for_soft_shutdown
 
 
 class ClaimsReader(bootsteps.StartStopStep):

@@ -1,9 +1,12 @@
-"""What a worker's main process does now and then, in a thread: the event loop never waits for the database."""
+"""What a worker's main process does in a thread, so that its event loop never waits for the database."""
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from celery_durable.clock import monotonic
@@ -15,59 +18,104 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Job = Callable[[], object]
+
 #: Seconds between two rounds; shorter while the worker is stopping.
 ROUND = 2.0
 STOPPING_ROUND = 0.5
 #: Seconds that a message waits behind other tasks before it becomes a row. Well below the shortest
-#: patience that brokers are given (RabbitMQ's ``consumer_timeout``).
+#: patience that brokers are given (RabbitMQ's ``consumer_timeout``, which it checks now and then only).
 ADOPT_AFTER = 10.0
 #: Seconds without a scheduler after which the worker warns, and between two looks.
 SCHEDULER_PATIENCE = 60.0
+#: Seconds for which a worker that is told to stop at once waits for the database.
+LAST_WORDS = 5.0
 
 
 class Upkeep:
-    """Adopts waiting messages, marks leases as draining, and looks whether a scheduler is about."""
+    """Writes what the event loop wants written, adopts waiting messages, marks leases as draining, and looks
+    whether a scheduler is about."""
 
     def __init__(self, side: WorkerSide) -> None:
         self._side = side
-        self._wake = threading.Event()
+        # A simple queue, because jobs are put into it by signal handlers too.
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        # What the database did not take yet, in order.
+        self._open_jobs: deque[Job] = deque()
         self._marked: set[LeaseKey] = set()
         self._is_stopping = False
-        self._started_at = monotonic()
-        self._looked_at = self._started_at
+        self._looked_at = monotonic()
         self._scheduler_seen = True
         self._thread = threading.Thread(target=self._run, name="durable-upkeep", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def soon(self, job: Job) -> None:
+        """Do something with the database; again and again while that is away. In the order of the calls."""
+        self._jobs.put(job)
+
+    def wait_for(self, job: Job, timeout: float) -> None:
+        """Do something once, and wait until it is done. Safe in a signal handler."""
+        done = threading.Event()
+
+        def once() -> None:
+            try:
+                job()
+            except StoreUnavailable as error:
+                logger.warning("The database is away: %s", error)
+            finally:
+                done.set()
+
+        self.soon(once)
+        if self._thread.is_alive():
+            done.wait(timeout)
+
     def announce_stop(self) -> None:
         """From now on mark every lease of the worker as draining. Safe in a signal handler."""
-        self._is_stopping = True
-        self._wake.set()
+        if not self._is_stopping:
+            self._is_stopping = True
+            self.soon(self._mark_draining)
 
-    def hand_back(self) -> None:
+    def hand_back(self, *, wait: bool) -> None:
         """Give every lease of the worker back, at once."""
         keys = self._side.book.leases()
-        if not keys:
-            return
-        try:
-            count = self._side.durable.store.leases.hand_back_many(keys)
-        except StoreUnavailable as error:
-            logger.warning("%d leases are not handed back and will run out: %s", len(keys), error)
-        else:
-            logger.info("%d leases are handed back", count)
+        if keys:
+            self.wait_for(lambda: self._hand_back(keys), LAST_WORDS if wait else 0.0)
+
+    def _hand_back(self, keys: list[LeaseKey]) -> None:
+        count = self._side.durable.store.leases.hand_back_many(keys)
+        logger.info("%d leases are handed back", count)
+
+    # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(STOPPING_ROUND if self._is_stopping else ROUND)
-            self._wake.clear()
+            self._take_jobs()
             try:
                 self._round()
             except StoreUnavailable as error:
                 logger.debug("Upkeep waits for the database: %s", error)
             except Exception:
                 logger.exception("Upkeep failed, and will try again")
+
+    def _take_jobs(self) -> None:
+        """Wait for jobs, for a round at most, and do what there is."""
+        try:
+            self._open_jobs.append(self._jobs.get(timeout=STOPPING_ROUND if self._is_stopping else ROUND))
+            while True:
+                self._open_jobs.append(self._jobs.get_nowait())
+        except queue.Empty:
+            pass
+        while self._open_jobs:
+            try:
+                self._open_jobs[0]()
+            except StoreUnavailable as error:
+                logger.warning("%d writes wait for the database: %s", len(self._open_jobs), error)
+                return
+            except Exception:
+                logger.exception("A write of the worker's main process failed")
+            self._open_jobs.popleft()
 
     def _round(self) -> None:
         self._side.drain()

@@ -1,0 +1,229 @@
+"""An interrupt hits the body of its run, and nothing else: no transaction, no tracer, no other task."""
+
+from __future__ import annotations
+
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_durable.errors import LeaseInterrupt
+from celery_durable.records import Outcome, OutcomeKind
+from celery_durable.shield import Shield
+from celery_durable.worker import interrupt
+from celery_durable.worker.interrupt import (
+    INTERRUPT_SIGNAL,
+    Interrupter,
+    SignalDelivery,
+    deliver_to_thread,
+)
+
+TRIALS = 3000
+
+
+class Run:
+    """What an interrupter sees of a run; made in the thread that runs it."""
+
+    def __init__(self, grace: float = 0.05) -> None:
+        self.shield = Shield()
+        self.task = SimpleNamespace(name="proj.task")
+        self.lease = SimpleNamespace(task_id="1234")
+        self.limits = SimpleNamespace(revoke_grace=grace)
+        self.over = threading.Event()
+        self.greenlet = None
+        self.stopped = 0
+
+    def tell_stopped(self) -> None:
+        self.stopped += 1
+
+
+class Task:
+    """A task between two others, with a transaction in its body; each part takes a random while."""
+
+    def __init__(self) -> None:
+        self.run = Run()
+        self.began = self.committed = 0
+        self.ended = False
+
+    def body(self) -> str:
+        busy()
+        with self.run.shield.closed():
+            self.began += 1
+            busy()
+            self.committed += 1
+        busy()
+        return "value"
+
+    def work(self) -> str:
+        """What a tracer does with a task. Returns how it ended."""
+        busy()
+        try:
+            outcome = self.run.shield.run(self.body)
+        except LeaseInterrupt:
+            outcome = "interrupted"
+        self.ended = True
+        busy()
+        return outcome
+
+
+def busy() -> None:
+    """Be busy for a random while: up to some tens of microseconds, as long as threads need to take turns."""
+    for _ in range(random.randrange(1000)):
+        pass
+
+
+class Shooter:
+    """A thread, or whoever calls ``shoot``, that interrupts each task once at a random instant."""
+
+    def __init__(self, deliver: Callable[[Any], bool]) -> None:
+        self._deliver = deliver
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.aim = self._tasks.put
+
+    def shoot(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            busy()
+            self._deliver(task.run)
+
+
+def run_trials(shooter: Shooter) -> dict[str, int]:
+    """Work through the tasks while the shooter shoots at them. How many ended in which way."""
+    outcomes: dict[str, int] = {}
+    try:
+        for _ in range(TRIALS):
+            task = Task()
+            shooter.aim(task)
+            outcome = task.work()
+            # The next task of the process has no part in it.
+            assert Task().work() == "value"
+            assert task.ended
+            assert task.began == task.committed, "a transaction was cut"
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    finally:
+        shooter.aim(None)
+    return outcomes
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads take turns after microseconds: they meet everywhere."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def signals() -> Iterator[SignalDelivery]:
+    """The delivery of prefork and solo, in this process."""
+    before = signal.getsignal(INTERRUPT_SIGNAL)
+    delivery = SignalDelivery()
+    delivery.install()
+    yield delivery
+    signal.signal(INTERRUPT_SIGNAL, before)
+
+
+class TestRandomInstants:
+    def test_a_signal_around_the_end_of_a_task_hits_its_body_only(
+        self, signals: SignalDelivery, quick_switches: None
+    ) -> None:
+        shooter = Shooter(signals)
+        thread = threading.Thread(target=shooter.shoot)
+        thread.start()
+        outcomes = run_trials(shooter)
+        thread.join()
+        assert outcomes["value"] + outcomes["interrupted"] == TRIALS
+        assert min(outcomes.values()) > TRIALS / 50, "the interrupts come before and after the end"
+
+    def test_an_asynchronous_exception_around_the_end_of_a_task_hits_its_body_only(
+        self, quick_switches: None
+    ) -> None:
+        shooter = Shooter(deliver_to_thread)
+        found: list[dict[str, int]] = []
+        thread = threading.Thread(target=lambda: found.append(run_trials(shooter)))
+        thread.start()
+        shooter.shoot()
+        thread.join()
+        (outcomes,) = found
+        assert outcomes["value"] + outcomes["interrupted"] == TRIALS
+        assert min(outcomes.values()) > TRIALS / 50, "the interrupts come before and after the end"
+
+
+class Checkpoints:
+    """Stands still at the n-th place where Python looks for signals and asynchronous exceptions.
+
+    These are the start of a Python function and the return from a C function (jumps back apart), which are
+    the very events that a profiler sees; what it raises is raised there.
+    """
+
+    def __init__(self, task: Task, number: int) -> None:
+        self.task = task
+        self.left = number
+        self.sent: type[BaseException] | None = None
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._see)
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _see(self, frame: Any, event: str, argument: Any) -> None:
+        if event not in ("call", "c_return"):
+            return
+        self.left -= 1
+        self.stop_here()
+
+    def stop_here(self) -> None:
+        """A signal handler runs."""
+        if self.left == 0 and self.task.run.shield.request(LeaseInterrupt):
+            raise LeaseInterrupt
+
+    @property
+    def was_reached(self) -> bool:
+        return self.left <= 0
+
+
+class OtherThread(Checkpoints):
+    """Another thread interrupts there; what it has sent is raised at the next such place."""
+
+    def stop_here(self) -> None:
+        if self.sent is not None:
+            error, self.sent = self.sent, None
+            raise error
+        # The other thread would have to wait for the lock.
+        if self.left <= 0 and not self.task.run.shield._lock._is_owned():  # type: ignore[attr-defined]
+            self.left = -TRIALS * 1000
+            self.task.run.shield.request_from_outside(LeaseInterrupt, self._raise_soon)
+
+    def _raise_soon(self, error: type[BaseException] | None) -> None:
+        self.sent = error
+
+
+class TestEveryInstant:
+    @pytest.mark.parametrize("kind", [Checkpoints, OtherThread])
+    def test_an_interrupt_at_any_place_of_a_task_hits_its_body_only(
+        self, kind: type[Checkpoints], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.modules[__name__], "busy", lambda: len(()))
+        outcomes = []
+        for number in range(1, 1000):
+            task = Task()
+            place = kind(task, number)
+            with place:
+                outcome = task.work()
+            assert place.sent is None, "it would hit whatever comes next"
+            assert task.began == task.committed, f"place {number} is in a transaction"
+            assert task.run.shield._depth == 0
+            assert not task.run.shield.in_body
+            if not place.was_reached:
+                break
+            outcomes.append(outcome)
+        assert set(outcomes) == {"value", "interrupted"}
+        assert len(outcomes) > 20
