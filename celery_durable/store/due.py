@@ -117,7 +117,7 @@ class DueRows:
         Rows that another scheduler is taking at this moment are passed over.
         """
         with self._context.database.transaction() as connection:
-            self._walk_the_index(connection)
+            self.walk_the_index(connection)
             rows = connection.execute(self.due(limit)).mappings().all()
             if not rows:
                 return Batch()
@@ -142,7 +142,8 @@ class DueRows:
             .with_for_update(skip_locked=True)
         )
 
-    def _walk_the_index(self, connection: Connection) -> None:
+    def walk_the_index(self, connection: Connection) -> None:
+        """Have the query for what is due, in this transaction, stop at its limit."""
         # While its statistics lag behind a backlog, PostgreSQL expects a handful of rows, and would fetch
         # and sort the whole backlog for every batch.
         if not self._context.database.is_sqlite:

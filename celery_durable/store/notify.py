@@ -217,12 +217,15 @@ class Listener:
 
     def _heard(self, seconds: float) -> bool:
         """Whether something came in within so many seconds: a notification, or the end of the connection."""
+        until = self._clock.monotonic() + seconds
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._connection.fileno(), selectors.EVENT_READ)
-                if not selector.select(max(seconds, 0.0)):
-                    return False
-            return self._drain()
+                while selector.select(max(until - self._clock.monotonic(), 0.0)):
+                    # The server may have said something else, its farewell for instance.
+                    if self._drain():
+                        return True
+            return False
         except (psycopg.Error, OSError):
             self.close()
             return True
