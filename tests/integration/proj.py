@@ -85,6 +85,12 @@ def failed(request: Any, exc: Any, traceback: Any) -> None:
     did(request.id, f"errback {type(exc).__name__}")
 
 
+@app.task(bind=True)
+def plain_end(self: Any, how: str) -> None:
+    did(self.request.id, "body")
+    raise Ignore if how == "ignore" else Reject("not mine", requeue=False)
+
+
 # -- sleeping ------------------------------------------------------------------------------------
 
 
@@ -179,7 +185,7 @@ def step_fails_oddly(self: Any) -> list[str]:
     did(task_id, "body")
     try:
         step(fail, task_id, "failing", Unpicklable(7, "no luck"))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - which one it is, is the question
         caught = f"{type(error).__name__}: {error}"
     did(task_id, caught)
     sleep(1.2)
@@ -399,12 +405,12 @@ def describe(self: Any, seconds: float) -> list[dict[str, Any]]:
         "retries": request.retries,
         "expires": request.expires,
         "timelimit": request.timelimit,
-        "custom": (request.headers or {}).get("custom") if request.headers else getattr(request, "custom", None),
+        "custom": [request.headers.get("custom"), request.headers.get("x")],
         "stamps": request.stamps,
         "stamped_headers": request.stamped_headers,
         "routing_key": request.delivery_info["routing_key"],
         "priority": request.delivery_info["priority"],
-        "headers": sorted(request.headers or {}),
+        "headers": sorted(request.headers),
     }
     before = step(dict, seen)
     sleep(seconds)

@@ -18,11 +18,11 @@ from tests.integration.support import (
 from tests.nodes import Bench, Servers, on
 
 
-@pytest.fixture(scope="class")
+@pytest.fixture(scope="module")
 def running(
     request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
-    """A worker and a beat for all tests of a class."""
+    """A worker and a beat for all tests of this module that break nothing."""
     with running_bench(request.param, servers, tmp_path_factory.mktemp("running")) as bench:
         yield bench
 
@@ -44,7 +44,9 @@ class TestAtOnce:
         assert journal(running, result.id) == ["sleep"]
         assert running.witness.steps(result.id) == ["body", "awake"]
 
-    @pytest.mark.parametrize("when", ["0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00", "2001-02-03T04:05:06Z"])
+    @pytest.mark.parametrize(
+        "when", ["0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00", "2001-02-03T04:05:06Z"]
+    )
     def test_a_time_in_the_past_is_now(self, running: Bench, when: str) -> None:
         result = running.project.sleep_till.delay(when.replace("Z", "+00:00"))
         assert result.get(timeout=15) == "awake"
@@ -104,7 +106,7 @@ class TestRefused:
         assert wait_for_status(running, result.id, "failed").journal == ()
 
 
-@on("redis-sqlite", "redis-postgres", "rabbitmq-postgres", fixture="running")
+@on("redis-sqlite", "redis-postgres", fixture="running")
 class TestFarAway:
     def test_ten_years(self, running: Bench) -> None:
         result = running.project.sleep_for.delay("10 years")

@@ -112,9 +112,7 @@ class TestUsualConfiguration:
         return "shop"
 
     @on("redis-postgres")
-    def test_a_namespace_of_settings_in_a_module(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_namespace_of_settings_in_a_module(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         settings = USUAL_SETTINGS.format(
             broker=bench.env.pop("CELERY_BROKER_URL"),
             results=bench.env.pop("CELERY_RESULT_BACKEND"),
@@ -268,8 +266,7 @@ class TestWithoutTheExtension:
     def test_sending_is_refused_with_what_to_do(self, orphan: Task) -> None:
         for send in (orphan.delay, orphan.apply_async, orphan.apply):
             with pytest.raises(ConfigurationError, match=r"orphan.*call Durable\(app\)"):
-                result = send()
-                result.get()
+                send().get()
 
     @on("redis-postgres")
     def test_a_worker_refuses_to_start(self, bench: Bench) -> None:

@@ -103,7 +103,7 @@ class TestRelease:
 
         second.kill()
         bench.worker(name="third", env={"PROJ_VERSION": "3"})
-        bench.app().durable.store.verdicts.release([result.id])
+        bench.app().durable.release(result.id)
         assert result.get(timeout=20) == "release 3"
         assert bench.witness.steps(result.id) == ["body of 1", "first", "body of 2", "body of 3", "last"]
         wait_for_status(bench, result.id, "succeeded")
@@ -123,5 +123,5 @@ class TestDuringTheBody:
         worker.kill()
         worker.start(wait=False)
         assert result.get(timeout=20) == "second run"
-        assert bench.witness.steps(result.id) == ["body", "step", "hangs", "body", "on_success"]
         assert wait_for_status(bench, result.id, "succeeded").token == 2
+        assert bench.witness.steps(result.id) == ["body", "step", "hangs", "body", "on_success"]

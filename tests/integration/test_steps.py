@@ -12,11 +12,11 @@ from tests.integration.support import row, running_bench, wait_for_status, wait_
 from tests.nodes import Bench, Servers, on
 
 
-@pytest.fixture(scope="class")
+@pytest.fixture(scope="module")
 def running(
     request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
-    """A worker and a beat for all tests of a class; small limits."""
+    """A worker and a beat for all tests of this module that break nothing; small limits."""
     folder = tmp_path_factory.mktemp("running")
     limits = {"durable_step_limit": 20, "durable_payload_limit": 1000}
     with running_bench(request.param, servers, folder, **limits) as bench:
@@ -107,9 +107,7 @@ class TestSwallowed:
         assert len([line for line in warnings if "is dropped" in line]) == expected
         assert len(warnings) == expected
 
-    def test_a_finally_that_raises_after_the_park_is_dropped_with_one_warning(
-        self, running: Bench
-    ) -> None:
+    def test_a_finally_that_raises_after_the_park_is_dropped_with_one_warning(self, running: Bench) -> None:
         result = running.project.raises_in_finally.delay()
         assert result.get(timeout=15) == "awake"
         assert running.witness.count(result.id, "body") == 2
