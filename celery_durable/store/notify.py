@@ -166,7 +166,7 @@ class Listener:
         self._channel = channel
         self._clock = clock
         self._connection: Any = None
-        self._connect_at = 0.0
+        self._connect_at = clock.monotonic()
         self._echo_at: float | None = None
         self._heard_at = 0.0
 
@@ -175,8 +175,9 @@ class Listener:
 
     def wait(self, seconds: float) -> bool:
         if self._connection is None:
-            if self._clock.monotonic() < self._connect_at:
-                self._clock.pause(seconds)
+            not_yet = self._connect_at - self._clock.monotonic()
+            if not_yet > 0:
+                self._clock.pause(min(seconds, not_yet))
                 return False
             # Between the last poll and LISTEN anything may have happened.
             return self._connect()
