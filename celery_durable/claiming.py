@@ -8,6 +8,7 @@ from typing import Protocol
 
 from celery_durable.clock import Clock, SystemClock
 from celery_durable.errors import StoreUnavailable
+from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Delivery, LeaseKey, Outcome, OutcomeKind, Refusal, Scheduled
 from celery_durable.runtime import Runtime
 from celery_durable.settings import TaskSettings
@@ -84,10 +85,13 @@ class Claiming:
 
     def accept(self, number: int, key: LeaseKey) -> None:
         """The claim has committed: the message belongs to the lease now, and can be acknowledged."""
+        reached(Point.CLAIM_COMMITTED)
         self._reporter.report(number, Verdict.CLAIMED, key)
+        reached(Point.CLAIM_REPORTED)
 
     def decline(self, number: int) -> None:
         """There is nothing to run: the message can be acknowledged."""
+        reached(Point.CLAIM_REFUSED)
         self._reporter.report(number, Verdict.DECLINED, None)
 
     def put_back(self, number: int) -> None:
@@ -97,6 +101,7 @@ class Claiming:
     def revoke(self, number: int, key: LeaseKey, outcome: Outcome) -> None:
         """A cancel or an expiry is to be told by the main process, which then ends the row."""
         kind = Verdict.CANCELLED if outcome.kind == OutcomeKind.CANCELLED else Verdict.EXPIRED
+        reached(Point.VERDICT_CLAIMED)
         self._reporter.report(number, kind, key)
 
     def lose(self, number: int) -> None:

@@ -14,6 +14,7 @@ from kombu.utils.imports import symbol_by_name
 from kombu.utils.json import loads
 
 from celery_durable.errors import DurableError
+from celery_durable.points import Point, reached
 from celery_durable.store.verdicts import Cancelled
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,9 @@ def install_control(app: Any) -> None:
 
 def _cancel(app: Any, task_ids: Sequence[str]) -> None:
     cancelled = app.durable.store.verdicts.cancel(task_ids, REASON)
+    reached(Point.VERDICT_WRITTEN)
     store_revoked(app, cancelled.values())
+    reached(Point.VERDICT_STORED)
 
 
 def store_revoked(app: Any, cancelled: Iterable[Cancelled]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_durable import signals
 from celery_durable.clock import Clock, SystemClock
+from celery_durable.points import Point, reached
 from celery_durable.publisher import Published, Publisher
 from celery_durable.reach import Reach
 from celery_durable.records import OutcomeKind
@@ -71,8 +72,11 @@ class Dispatcher:
         self._report(batch)
         if batch.outgoing:
             with self._undisturbed():
+                reached(Point.DUE_TAKEN)
                 self._owed.append(self._publisher.publish(batch.outgoing))
+                reached(Point.WAKES_SENT)
                 self._settle()
+                reached(Point.WAKES_NOTED)
         return batch.found
 
     def run(self) -> int:

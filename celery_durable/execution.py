@@ -22,6 +22,7 @@ from celery_durable.errors import (
     StoreUnavailable,
 )
 from celery_durable.lease import Lease
+from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Due, JournalEntry, Kind, LeaseKey
 from celery_durable.replay import Journal, describe, fits, timer_id
 from celery_durable.shield import Shield
@@ -129,11 +130,13 @@ class Execution:
             content_type=payload.content_type,
             content_encoding=payload.content_encoding,
         )
+        reached(Point.STEP_RAN)
         with self.shield.closed():
             entries = [*self.unwritten, entry]
             if not self.persevere(lambda: self._runs.record(self.key, entries)):
                 self.refuse()
             self.unwritten = []
+        reached(Point.STEP_JOURNALED)
         return self._codec.decode(payload.data, payload.content_type, payload.content_encoding)
 
     def sleep(self, seconds: float, name: str | None) -> None:
@@ -245,6 +248,7 @@ class Execution:
             if self.persevere(lambda: self._runs.record_sleep(self.key, entries, due)) is None:
                 self.refuse()
             self.unwritten = []
+        reached(Point.SHORT_SLEEP_JOURNALED)
         self._wait_in_place(due_at)
 
     def _sleep_on(self, recorded: JournalEntry) -> None:
@@ -276,6 +280,7 @@ class Execution:
             # run has stored (result stores do not guard every state against that).
             timer = timer_id(self.key.task_id, self.journal.position)
             self._announcer.going_to_sleep(due_at, name, timer)
+            reached(Point.SLEEPING_STORED)
             self.lease.check()
             self.lease.close()
             due = Due(at=due_at)
@@ -286,6 +291,7 @@ class Execution:
             self.is_parked = True
             self.unwritten = []
             self._stop_heartbeat()
+            reached(Point.SLEEP_PARKED)
             self._announcer.parked(due_at, name, self._heard.at_least(self._clock.monotonic()))
         raise Park
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, overload
 from celery_durable.control import REASON, store_revoked
 from celery_durable.durations import Number, seconds_of
 from celery_durable.errors import ExecutionNotFound, OperationRefused
+from celery_durable.points import Point, reached
 from celery_durable.records import Due, Execution, Status
 from celery_durable.store.filters import Filter
 from celery_durable.store.statistics import Stats
@@ -152,7 +153,9 @@ class Operations:
 
         def verdict(task_ids: Sequence[str], only: Filter | None) -> Collection[str]:
             cancelled = self.store.verdicts.cancel(task_ids, reason, only=only)
+            reached(Point.VERDICT_WRITTEN)
             store_revoked(self.app, cancelled.values())
+            reached(Point.VERDICT_STORED)
             return cancelled
 
         changed = self._on_many(verdict, task_id, chosen)

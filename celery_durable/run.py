@@ -27,6 +27,7 @@ from celery_durable.execution import Execution
 from celery_durable.followers import build_followers
 from celery_durable.heartbeat import Heartbeat
 from celery_durable.lease import Lease
+from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Due, Follower, Outcome, OutcomeKind, Outgoing, Status
 from celery_durable.runtime import Runtime
 from celery_durable.settings import TaskSettings
@@ -131,6 +132,7 @@ class TaskRun:
             # Celery swallows what a signal receiver raises, so the heartbeat is looked for here.
             raise Ignore("it has no heartbeat")
         token = current_run.set(self.execution)
+        reached(Point.BODY_ENTERED)
         try:
             value = self.shield.run(body)
         except Park:
@@ -243,6 +245,7 @@ class TaskRun:
         """Journal the outcome with its followers. Returns those that can be sent now."""
         execution = self.execution
         entries = execution.unwritten if with_unwritten else []
+        reached(Point.BODY_LEFT)
         try:
             ended = execution.persevere(
                 lambda: self.runtime.store.runs.end(
@@ -258,6 +261,7 @@ class TaskRun:
         except LeaseLost as lost:
             raise Ignore(str(lost)) from None
         assert ended is not None
+        reached(Point.END_WRITTEN)
         self.outcome = outcome
         for follower, refusal in ended.refused:
             logger.warning(
@@ -274,8 +278,10 @@ class TaskRun:
         divergence = self.execution.divergence
         assert divergence is not None
         self.announcer.going_aside(divergence)
+        reached(Point.QUARANTINED_STORED)
         self.lease.close()
         if self._persevered(lambda: self.runtime.store.runs.set_aside(self.claim.key)):
+            reached(Point.SET_ASIDE)
             self.announcer.set_aside(divergence)
         self.heartbeat.stop()
 
@@ -324,12 +330,15 @@ class TaskRun:
 
     def _finish(self, status: str) -> None:
         self.lease.close()
+        reached(Point.OUTCOME_TOLD)
         self._persevered(lambda: self.runtime.store.runs.finish(self.claim.key, status))
+        reached(Point.ROW_ENDED)
 
     def _hand_back(self) -> None:
         """The outcome could not be told, or the body wants to run again: soon, and it is no crash."""
         self.lease.close()
         self._persevered(lambda: self.runtime.store.leases.hand_back(self.claim.key, 1.0))
+        reached(Point.RUN_HANDED_BACK)
 
     def _let_go(self) -> None:
         if self.announcer.taker is None and not isinstance(self.lease.loss, LeaseRenewalTimedOut):
@@ -342,6 +351,7 @@ class TaskRun:
         assert self.retry is not None
         captured, due, restart = self.retry
         self.lease.close()
+        reached(Point.RETRY_STORED)
         due_at = self.execution.persevere(
             lambda: self.runtime.store.runs.park(
                 self.claim.key,
@@ -351,6 +361,7 @@ class TaskRun:
                 restart=restart,
             )
         )
+        reached(Point.RETRY_PARKED)
         if due_at is None:
             self.announcer.refused()
         else:
@@ -368,6 +379,7 @@ class TaskRun:
             self.claim.crashes,
         )
         self.announcer.store_outcome(self.outcome)
+        reached(Point.UNTOLD_STORED)
         self._finish(_STATUS_OF_OUTCOME[self.outcome.kind])
 
     def close_ignored(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery_durable.errors import StoreUnavailable
+from celery_durable.points import Point, reached
 from celery_durable.publisher import Publisher
 from celery_durable.records import Outgoing
 from celery_durable.store import Store
@@ -42,8 +43,10 @@ class Sender:
         try:
             assert self._publisher is not None
             published = self._publisher.publish(outgoing)
+            reached(Point.FOLLOWERS_SENT)
             if published.sent:
                 self._store.due.confirm(published.sent, self._resend_delay())
+            reached(Point.FOLLOWERS_NOTED)
         except StoreUnavailable as error:
             # Their rows are due again in ten seconds: a durable one is then refused as a duplicate.
             logger.warning("Followers were sent but not noted: %s", error)

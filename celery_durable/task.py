@@ -19,6 +19,7 @@ from celery_durable.errors import ConfigurationError
 from celery_durable.execution import EagerExecution
 from celery_durable.lease import EternalLease
 from celery_durable.message import delivery_from_headers, mark_of, mark_send
+from celery_durable.points import Point, reached
 from celery_durable.records import Due, Refusal
 from celery_durable.run import claimed_run
 from celery_durable.settings import UNSET, Unset
@@ -154,6 +155,7 @@ class DurableTask(Task):  # type: ignore[type-arg]
     def _schedule(self, durable: Any, captured: Captured, due: Due) -> None:
         delivery = delivery_from_headers(self.app, captured.headers, captured.message)
         refusal: Refusal | None = durable.schedule(delivery, due)
+        reached(Point.SEND_SCHEDULED)
         if refusal is not None:
             logger.warning("%s[%s] was not scheduled: %s", self.name, delivery.task_id, refusal.reason)
 
@@ -197,6 +199,7 @@ class DurableTask(Task):  # type: ignore[type-arg]
         same = list(args or ()) == list(self.request.args or ()) and dict(kwargs or {}) == dict(
             self.request.kwargs or {}
         )
+        reached(Point.RETRY_BUILT)
         run.retry = (caught[-1], due, not same)
         return result
 
@@ -212,6 +215,7 @@ class DurableTask(Task):  # type: ignore[type-arg]
             return super().on_replace(sig)
         except Ignore:
             # It has been published: the row ends as replaced when Celery is done with this run.
+            reached(Point.REPLACEMENT_SENT)
             run.replaced = True
             raise
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from celery.exceptions import Reject
 
+from celery_durable.points import Point, reached
+
 
 class TellingBackend:
     """A result backend that notes success, and turns a failure to store into a retreat.
@@ -32,6 +34,7 @@ class TellingBackend:
 
     def _tell(self, mark: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = self._try(mark, args, kwargs)
+        reached(Point.RESULT_STORED)
         self._run.told = True
         return answer
 

@@ -14,6 +14,7 @@ from celery.exceptions import Ignore, Reject, WorkerShutdown, WorkerTerminate
 from celery_durable import signals
 from celery_durable.errors import ConfigurationError
 from celery_durable.message import HEADER
+from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Kind, OutcomeKind, Refusal, Scheduled
 from celery_durable.rules import TELLING_LIMIT
 from celery_durable.run import TaskRun, claimed
@@ -54,6 +55,7 @@ def _claim(task: Any, arrival: Mapping[str, Any]) -> TaskRun | None:
     delivery, number = arrival["delivery"], arrival["number"]
     runtime, limits = durable.runtime, durable.limits(task)
     durable.worker.enter_process()
+    reached(Point.MESSAGE_ARRIVED)
     answer = durable.claims.claim(delivery, limits)
     if answer is None:
         durable.claims.put_back(number)

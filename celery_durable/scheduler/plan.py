@@ -20,6 +20,7 @@ from celery_durable.capture import capturing
 from celery_durable.clock import Clock, SystemClock
 from celery_durable.errors import StoreUnavailable
 from celery_durable.followers import follower_of
+from celery_durable.points import Point, reached
 from celery_durable.records import Follower
 from celery_durable.rules import DISPATCH_LEASE
 from celery_durable.store.schedule import Definition, EntryState, ScheduleRows, Taken
@@ -222,6 +223,7 @@ class Plan:
             self._lost(name)
             return 0
         entry = self._entry(name)
+        reached(Point.ENTRY_TAKEN)
         step = advance(
             entry.schedule,
             _due(taken),
@@ -244,6 +246,7 @@ class Plan:
             logger.warning("Entry %r took too long to be sent: another scheduler has it by now", name)
             self._lost(name)
             return 0
+        reached(Point.ENTRY_ADVANCED)
         for follower, refusal in advanced.refused:
             logger.warning("Entry %r: %s was not sent: %s", name, follower.key, refusal.reason)
         self._adopt(name, advanced.state)

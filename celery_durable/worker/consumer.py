@@ -16,6 +16,7 @@ from celery.worker.consumer import Consumer
 
 from celery_durable.errors import StoreUnavailable
 from celery_durable.message import capture, delivery_of, instant_of_header, mark_of
+from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Delivery, Outcome, OutcomeKind, Status
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class DurableConsumer(Consumer):
         )
         durable = self.app.durable
         durable.store.claims.keep(delivery, durable.settings.resend_delay)
+        reached(Point.MESSAGE_KEPT)
 
     def _fail(self, delivery: Delivery, message: Any, error: Exception) -> None:
         """End the row with a failure that names the cause; chord and errbacks are told where readable."""
@@ -91,6 +93,7 @@ class DurableConsumer(Consumer):
         if claim.outcome is None and runtime.store.runs.end(claim.key, outcome, settings.lease_ttl) is None:
             return
         logger.error("%s[%s] fails: %r", delivery.task_name, delivery.task_id, error)
+        reached(Point.UNKNOWN_FAILED)
         request = Context({**message.headers, **_embedded(message)})
         self.app.backend.mark_as_failure(
             delivery.task_id,
@@ -99,6 +102,7 @@ class DurableConsumer(Consumer):
             store_result=not request.ignore_result,
             state=states.FAILURE,
         )
+        reached(Point.UNKNOWN_TOLD)
         runtime.store.runs.finish(claim.key, Status.FAILED)
 
 

@@ -21,6 +21,7 @@ from celery_durable.clock import monotonic
 from celery_durable.control import REASON
 from celery_durable.errors import StoreUnavailable
 from celery_durable.message import capture, delivery_of
+from celery_durable.points import Point, reached
 from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
 from celery_durable.tracing import DELIVERY
 
@@ -67,6 +68,7 @@ class DurableRequest(Request):
     def on_claimed(self, key: LeaseKey | None) -> None:
         """The claim has committed: ownership has passed from the broker to the lease."""
         self.lease_key = key
+        reached(Point.CLAIM_HEARD)
         self._acknowledge_now()
 
     @property
@@ -86,6 +88,7 @@ class DurableRequest(Request):
         claims the row when its turn comes; if this worker dies first, the scheduler sends it again.
         """
         self._durable.store.claims.keep(self.delivery, self._durable.settings.resend_delay)
+        reached(Point.MESSAGE_ADOPTED)
         self._acknowledge_now()
 
     def on_declined(self) -> None:
@@ -109,6 +112,7 @@ class DurableRequest(Request):
         self._may_acknowledge = True
         reason = "expired" if is_expiry else "revoked"
         self._announce_revoked(reason, False, None, is_expiry)
+        reached(Point.VERDICT_TOLD)
         if key is not None:
             self._finish(key, Status.CANCELLED)
 
@@ -230,6 +234,7 @@ class DurableRequest(Request):
             payload.content_encoding,
         )
         ttl = self._durable.limits(self._task).lease_ttl
+        reached(Point.LIMIT_HIT)
         try:
             taken = runtime.store.leases.take_from_child(key, runtime.owner, ttl, outcome)
         except StoreUnavailable as error:
@@ -238,7 +243,9 @@ class DurableRequest(Request):
         if taken is None:
             task_ready(self)
             return
+        reached(Point.LIMIT_WRITTEN)
         super().on_timeout(False, timeout)
+        reached(Point.LIMIT_TOLD)
         self._finish(taken, Status.FAILED)
 
     def _hand_back(self, key: LeaseKey, delay: float = 0.0) -> None:
@@ -260,5 +267,7 @@ class DurableRequest(Request):
 
     def _recover(self, key: LeaseKey, error: BaseException) -> None:
         limits = self._durable.limits(self._task)
+        reached(Point.CHILD_LOST)
         answer = self._durable.runtime.store.leases.recover(key, limits.max_crashes)
+        reached(Point.CHILD_RECOVERED)
         report_crash(self._task, key, answer, error)

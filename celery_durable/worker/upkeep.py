@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from celery_durable.clock import monotonic
 from celery_durable.errors import StoreUnavailable
+from celery_durable.points import Point, reached
 
 if TYPE_CHECKING:
     from celery_durable.records import LeaseKey
@@ -85,6 +86,7 @@ class Upkeep:
 
     def _hand_back(self, keys: list[LeaseKey]) -> None:
         count = self._side.durable.store.leases.hand_back_many(keys)
+        reached(Point.LEASES_HANDED_BACK)
         logger.info("%d leases are handed back", count)
 
     # -- the thread ------------------------------------------------------------------------------
@@ -129,6 +131,7 @@ class Upkeep:
         keys = [key for key in self._side.book.leases() if key not in self._marked]
         if keys:
             self._side.durable.store.leases.mark_draining(keys)
+            reached(Point.LEASES_MARKED)
             self._marked.update(keys)
 
     def _adopt(self) -> None:
