@@ -26,6 +26,7 @@ from kombu.serialization import register
 
 from celery_durable import Durable, DurableTask, current_lease, sleep, step
 from celery_durable import signals as durable_signals
+from celery_durable.publisher import Publisher
 from celery_durable.sender import Sender
 from celery_durable.store.runs import Runs
 from celery_durable.telling import TellingBackend
@@ -34,6 +35,9 @@ from tests.nodes import Witness
 from tests.nodes.bench import CONF_VARIABLE
 
 NAME = os.environ.get("FEATURES_NAME", "features")
+
+# Pickled messages are welcome here, and Celery wants root to say so.
+os.environ["C_FORCE_ROOT"] = "1"
 
 app = Celery(NAME)
 app.conf.durable_poll_interval = 0.1
@@ -61,21 +65,21 @@ def times(task_id: str, what: str) -> int:
     return Witness.here().count(task_id, what)
 
 
-# -- being killed at a named point --------------------------------------------------------------
+# -- being killed, or frozen, at a named point ----------------------------------------------------
 
 
-def kill_point(point: str, task_id: str) -> Path:
-    """A file that kills, once, the process which comes to this point of this task."""
-    return Witness.here().path.parent / f"kill-{point}-{task_id}"
+def halt_point(how: str, point: str, task_id: str) -> Path:
+    """A file that halts, once, the process which comes to this point of this task."""
+    return Witness.here().path.parent / f"{how}-{point}-{task_id}"
 
 
 def _pass_by(point: str, task_id: str) -> None:
-    try:
-        kill_point(point, task_id).unlink()
-    except FileNotFoundError:
-        return
-    did(task_id, f"killed {point}")
-    os.kill(os.getpid(), signal.SIGKILL)
+    for how, number in (("kill", signal.SIGKILL), ("freeze", signal.SIGSTOP)):
+        file = halt_point(how, point, task_id)
+        if file.exists():
+            file.unlink()
+            did(task_id, f"{how} {point}")
+            os.kill(os.getpid(), number)
 
 
 def _watch(owner: type, method: str, task_id_of: Callable[..., str], before: str, after: str) -> None:
@@ -83,7 +87,7 @@ def _watch(owner: type, method: str, task_id_of: Callable[..., str], before: str
 
     @functools.wraps(call)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        task_id = task_id_of(self, *args)
+        task_id = task_id_of(*args)
         _pass_by(before, task_id)
         answer = call(self, *args, **kwargs)
         _pass_by(after, task_id)
@@ -92,16 +96,24 @@ def _watch(owner: type, method: str, task_id_of: Callable[..., str], before: str
     setattr(owner, method, watched)
 
 
-def _parent_of(_: Any, outgoing: Any) -> str:
-    return str(json.loads(outgoing[0].message.headers)["parent_id"])
+def _of_key(key: Any, *_: Any) -> str:
+    return str(key.task_id)
 
 
-_watch(Runs, "end", lambda _, key, *args: str(key.task_id), "before the end", "after the end")
-_watch(Runs, "finish", lambda _, key, *args: str(key.task_id), "before the finish", "after the finish")
-_watch(
-    TellingBackend, "mark_as_done", lambda _, task_id, *args: str(task_id), "before telling", "after telling"
-)
-_watch(Sender, "send", _parent_of, "before sending", "after sending")
+def _of_parent(outgoing: Any, *_: Any) -> str:
+    return str(json.loads(outgoing[0].message.headers)["parent_id"]) if outgoing else ""
+
+
+def _of_id(task_id: str, *_: Any) -> str:
+    return task_id
+
+
+# The points of a task's end, in their order.
+_watch(Runs, "end", _of_key, "before end", "after end")
+_watch(Publisher, "publish", _of_parent, "before publish", "published")
+_watch(Sender, "send", _of_parent, "before send", "noted")
+_watch(TellingBackend, "mark_as_done", _of_id, "before telling", "told")
+_watch(Runs, "finish", _of_key, "before finish", "finished")
 
 
 # -- signals and hooks ---------------------------------------------------------------------------

@@ -27,8 +27,7 @@ def features_bench(
         bench = Bench(DEPLOYMENTS[deployment], servers, folder, PROJECT, monkeypatch)
         try:
             bench.configure(**settings)
-            # Pickled messages are welcome here, and Celery wants root to say so twice.
-            worker = bench.worker(*options, queues=queues, env={"C_FORCE_ROOT": "1"}, wait=False)
+            worker = bench.worker(*options, queues=queues, wait=False)
             beat = bench.beat(wait=False)
             worker.wait_until_ready()
             beat.wait_until_ready()
@@ -37,9 +36,9 @@ def features_bench(
             bench.close()
 
 
-def kill_at(bench: Bench, point: str, task_id: str) -> None:
-    """Have the process killed that comes to this point of this task, once."""
-    bench.project.kill_point(point, task_id).touch()
+def halt_at(bench: Bench, point: str, task_id: str, how: str = "kill") -> None:
+    """Have the process killed, or frozen, that comes to this point of this task, once."""
+    bench.project.halt_point(how, point, task_id).touch()
 
 
 def seen(bench: Bench, task_id: str, step: str, times: int = 1, timeout: float = 15) -> None:
