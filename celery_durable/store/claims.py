@@ -6,14 +6,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, select, update
+from sqlalchemy import Connection, select, update
 
 from celery_durable.clock import monotonic
 from celery_durable.records import (
     Claim,
     Delivery,
     Due,
-    JournalEntry,
     LeaseKey,
     Outcome,
     OutcomeKind,
@@ -30,8 +29,10 @@ from celery_durable.rules import (
     rule_on_crash,
     rule_on_delivery,
 )
-from celery_durable.store.base import Context, entry_of, message_columns, outcome_to_text, row_of
+from celery_durable.store.base import Context, message_columns, outcome_to_text, row_of
 from celery_durable.store.dialect import insert
+from celery_durable.store.journal import JournalRows
+from celery_durable.store.wakes import Wakes, fresh_lease
 
 
 class Claims:
@@ -40,7 +41,8 @@ class Claims:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._executions = context.schema.executions
-        self._journal = context.schema.journal
+        self._journal = JournalRows(context)
+        self._wakes = Wakes(context)
 
     def claim(
         self,
@@ -56,7 +58,9 @@ class Claims:
         """
         asked_at = monotonic()
         answer: Claim | Refusal | Scheduled | None = None
-        if not delivery.is_wake and delivery.eta is None and delivery.expires is None:
+        if delivery.is_wake:
+            answer = self._wakes.take(delivery, owner, ttl)
+        elif delivery.eta is None and delivery.expires is None:
             answer = self._open_at_once(delivery, owner, ttl)
         if answer is None:
             with self._context.database.transaction() as connection:
@@ -126,8 +130,12 @@ class Claims:
             if ruling.action is Action.TAKE:
                 return None
             verdict = ruling.verdict
-            status = Status.SCHEDULED
-            if self._write(connection, delivery, row, status, due, sends=sends, verdict=verdict) is not None:
+            # What was cancelled before it came has nothing to wait for.
+            when = due if verdict is None or sends else Due()
+            token = self._write(
+                connection, delivery, row, Status.SCHEDULED, when, sends=sends, verdict=verdict
+            )
+            if token is not None:
                 return None
 
     def schedule(self, delivery: Delivery, due: Due, *, sends: int = 0) -> Refusal | None:
@@ -202,7 +210,7 @@ class Claims:
         outage: Outage | None,
         verdict: str | None,
     ) -> Claim:
-        """Take a live execution over: the next token, no wake on its way, a fresh lease."""
+        """Take a live execution over."""
         executions, context = self._executions, self._context
         crashes, outcome = row.crashes, row.outcome
         if outcome is None and verdict is not None:
@@ -218,36 +226,21 @@ class Claims:
             .where(context.mine(executions, row.task_id))
             .values(
                 status=status,
-                token=executions.c.token + 1,
-                owner=owner,
-                wake_at=context.now(ttl),
-                sends=0,
                 crashes=crashes,
-                draining=False,
                 outcome=None if outcome is None else outcome_to_text(outcome),
-                updated_at=context.now(),
+                **fresh_lease(context, owner, ttl),
             )
         )
         return Claim(
             key=LeaseKey(row.task_id, owner, row.token + 1),
             status=status,
             outcome=outcome,
-            journal=() if outcome is not None else self._entries(connection, row.task_id),
+            journal=() if outcome is not None else self._journal.read(connection, row.task_id),
             crashes=crashes,
             recovered=row.lease_expired or row.status == Status.RUNNING,
             claimed_at=row.now,
             asked_at=0.0,
         )
-
-    def _entries(self, connection: Connection, task_id: str) -> tuple[JournalEntry, ...]:
-        journal, context = self._journal, self._context
-        is_over = and_(journal.c.due_at.is_not(None), journal.c.due_at <= context.now())
-        found = connection.execute(
-            select(journal, is_over.label("is_over"))
-            .where(context.mine(journal, task_id))
-            .order_by(journal.c.position)
-        )
-        return tuple(entry_of(row) for row in found.mappings())
 
     def _write(
         self,
@@ -287,7 +280,7 @@ class Claims:
             .where(context.mine(executions, delivery.task_id))
             .values(**fields, crashes=0, draining=False, finished_at=None, created_at=context.now())
         )
-        connection.execute(delete(self._journal).where(context.mine(self._journal, delivery.task_id)))
+        self._journal.clear(connection, delivery.task_id)
         return token
 
     def _fields(

@@ -21,7 +21,11 @@ from tests.nodes import Servers
 from tests.store.tables import Tables
 
 NAMESPACE = "proj"
-TEMPLATE = "durable_template"
+TABLES = ("durable_executions", "durable_journal", "durable_schedule")
+OTHERS_LEAVE = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
 
 
 @pytest.fixture(scope="session")
@@ -41,18 +45,22 @@ def sqlite_url(tmp_path: Path, sqlite_template: Path) -> str:
     return f"sqlite:///{path}"
 
 
+@pytest.fixture(scope="session")
+def postgres_database(servers: Servers) -> str:
+    """The name of a database with the tables in it, for all tests of this process in turn."""
+    name = servers.postgres.create_database()
+    store = Store(servers.postgres.url(name), namespace=NAMESPACE)
+    store.upgrade()
+    store.dispose()
+    return name
+
+
 @pytest.fixture
-def postgres_url(servers: Servers) -> Iterator[str]:
+def postgres_url(servers: Servers, postgres_database: str) -> Iterator[str]:
     server = servers.postgres
-    known = server.execute(f"SELECT 1 FROM pg_database WHERE datname = '{TEMPLATE}'")
-    if not known:
-        server.execute(f'CREATE DATABASE "{TEMPLATE}"')
-        store = Store(server.url(TEMPLATE), namespace=NAMESPACE)
-        store.upgrade()
-        store.dispose()
-    name = server.create_database(TEMPLATE)
-    yield server.url(name)
-    server.drop_database(name)
+    yield server.url(postgres_database)
+    # A test that failed may have left a transaction open.
+    server.execute(f"{OTHERS_LEAVE}; TRUNCATE {', '.join(TABLES)}", database=postgres_database)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
