@@ -15,7 +15,7 @@ from typing import Any
 from celery.app.amqp import AMQP
 from kombu.common import Broadcast
 from kombu.serialization import dumps as serialize
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 from kombu.utils.objects import cached_property
 
 from celery_durable.errors import ConfigurationError
@@ -66,6 +66,13 @@ def due_at(due: Due) -> Iterator[None]:
     before = len(caught)
     yield
     caught[before:] = [replace(item, due=due) for item in caught[before:]]
+
+
+def under_parent(captured: Captured, parent_id: str | None) -> Captured:
+    """The same message under another parent: a task that is retried is no child of itself."""
+    headers = {**captured.headers, "parent_id": parent_id}
+    stored = dumps({**loads(captured.message.headers), "parent_id": parent_id})
+    return replace(captured, headers=headers, message=replace(captured.message, headers=stored))
 
 
 class CapturingProducer:
@@ -126,10 +133,13 @@ class DurableAMQP(AMQP):
         send = super().send_task_message
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
-            if isinstance(options.get("queue"), Broadcast) and is_durable(self.app, name):
-                raise ConfigurationError(
-                    f"durable task {name} cannot be sent to a broadcast queue: it has one owner at a time"
-                )
+            if is_durable(self.app, name):
+                if isinstance(options.get("queue"), Broadcast):
+                    raise ConfigurationError(
+                        f"durable task {name} cannot be sent to a broadcast queue: it has one owner at a time"
+                    )
+                # The broker's own time limit: it would drop the message, and nobody would hear of that.
+                options.pop("expiration", None)
             caught = _captured.get()
             if caught is None:
                 return send(producer, name, message, **options)

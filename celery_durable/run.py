@@ -28,7 +28,7 @@ from celery_durable.followers import build_followers
 from celery_durable.heartbeat import Heartbeat
 from celery_durable.lease import Lease
 from celery_durable.points import Point, reached
-from celery_durable.records import Claim, Due, Follower, Outcome, OutcomeKind, Outgoing, Status
+from celery_durable.records import Claim, Delivery, Due, Follower, Outcome, OutcomeKind, Outgoing, Status
 from celery_durable.runtime import Runtime
 from celery_durable.settings import TaskSettings
 from celery_durable.shield import Shield
@@ -54,7 +54,7 @@ class TaskRun:
 
     Arguments:
         asked_at: the monotonic instant before the claim was sent.
-        send_id: which send of the task this is; ``replace`` hands it on.
+        delivery: what was claimed: the message, and which send of the task it is of.
         send: publishes followers that have just been written.
     """
 
@@ -66,14 +66,14 @@ class TaskRun:
         limits: TaskSettings,
         *,
         asked_at: float,
-        send_id: str | None,
+        delivery: Delivery,
         send: Callable[[Sequence[Outgoing]], None],
     ) -> None:
         self.task = task
         self.claim = claim
         self.runtime = runtime
         self.limits = limits
-        self.send_id = send_id
+        self.delivery = delivery
         self.lease = Lease(claim.key, limits.lease_ttl, limits.heartbeat_interval, sent_at=asked_at)
         self.heartbeat = Heartbeat(self.lease, runtime.heartbeats, self._on_lost)
         self.announcer = Announcer(task, self.lease, runtime)
@@ -95,6 +95,8 @@ class TaskRun:
         #: The message and time of a retry that Celery has built, to be parked when it has told of it;
         #: True: its arguments are new, so the journal starts anew.
         self.retry: tuple[Captured, Due, bool] | None = None
+        #: Why the message of a retry could not be built. Celery makes a silent Reject of it.
+        self.retry_failure: Exception | None = None
         #: True when the task has handed its id over to another (``replace``).
         self.replaced = False
         self.entered = False
@@ -140,6 +142,9 @@ class TaskRun:
         except LeaseInterrupt:
             raise Ignore("its lease is lost") from None
         except (Ignore, Reject) as control:
+            if self.retry_failure is not None:
+                self._end_with_exception(self.retry_failure)
+                raise self.retry_failure from None
             self._end_quietly(control)
             raise
         except Retry:
@@ -181,11 +186,14 @@ class TaskRun:
             self._send(outgoing)
         return value
 
-    def _end_with_exception(self, error: BaseException) -> None:
+    def _end_with_exception(self, error: Exception) -> None:
         """An exception that leaves the body: the run's end, unless the run is none any more."""
         self._raise_if_over(f"the exception {error!r:.100}")
         if isinstance(error, LeaseLost):
             raise Ignore(str(error))
+        if self.retry is not None:
+            # After retry(throw=False): it runs again, so this is not its end.
+            raise Retry("Task can be retried", error)
         payload, _ = self.runtime.outcome_codec.encode_exception(error)
         outcome = Outcome(
             OutcomeKind.EXCEPTION,

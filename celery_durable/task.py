@@ -10,17 +10,18 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Ignore
 from celery.utils.time import maybe_iso8601
+from kombu.serialization import registry  # type: ignore[attr-defined]
 from kombu.utils.uuid import uuid
 
 from celery_durable.api import sleep, sleep_until, step
-from celery_durable.capture import Captured, capturing, due_at, is_capturing
+from celery_durable.capture import Captured, capturing, due_at, is_capturing, under_parent
 from celery_durable.context import current_run
 from celery_durable.errors import ConfigurationError
 from celery_durable.execution import EagerExecution
 from celery_durable.lease import EternalLease
 from celery_durable.message import delivery_from_headers, mark_of, mark_send
 from celery_durable.points import Point, reached
-from celery_durable.records import Due, Refusal
+from celery_durable.records import Due, Message, Refusal
 from celery_durable.run import claimed_run
 from celery_durable.settings import UNSET, Unset
 from celery_durable.telling import TellingBackend
@@ -193,15 +194,29 @@ class DurableTask(Task):  # type: ignore[type-arg]
     def _retry_of(self, run: Any, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]) -> Any:
         """Keep the message of a retry until Celery has told of it; then the run parks with it."""
         due = self._due(options) or Due()
-        options = self._with_eta_as_header(options)
-        with capturing() as caught:
-            result = super().apply_async(args, kwargs, task_id=task_id, **options)
-        same = list(args or ()) == list(self.request.args or ()) and dict(kwargs or {}) == dict(
-            self.request.kwargs or {}
-        )
+        request = self.request
+        try:
+            same = _same(args or (), request.args or ()) and _same(kwargs or {}, request.kwargs or {})
+            options = self._as_it_came(run.delivery.message, self._with_eta_as_header(options), same=same)
+            with capturing() as caught:
+                result = super().apply_async(args, kwargs, task_id=task_id, **options)
+        except Exception as error:
+            run.retry_failure = error
+            raise
         reached(Point.RETRY_BUILT)
-        run.retry = (caught[-1], due, not same)
+        run.retry = (under_parent(caught[-1], request.parent_id), due, not same)
         return result
+
+    def _as_it_came(self, message: Message, options: dict[str, Any], *, same: bool) -> dict[str, Any]:
+        """The options of a retry, with those of the task's message that Celery's own retry forgets."""
+        request: Any = self.request
+        kept = {
+            "serializer": registry.type_to_name.get(message.content_type),
+            "compression": message.compression,
+        }
+        if same:
+            kept |= {"argsrepr": request.argsrepr, "kwargsrepr": request.kwargsrepr}
+        return {**{name: value for name, value in kept.items() if value is not None}, **options}
 
     def on_replace(self, sig: Any) -> Any:
         """As Celery's: the signature takes the id over, and is known as the successor of this very send."""
@@ -209,8 +224,8 @@ class DurableTask(Task):  # type: ignore[type-arg]
         if run is None or run.task is not self:
             return super().on_replace(sig)
         run.execution.go_on()
-        if run.send_id is not None:
-            self._hand_on_send_id(sig, run.send_id)
+        if run.delivery.send_id is not None:
+            self._hand_on_send_id(sig, run.delivery.send_id)
         try:
             return super().on_replace(sig)
         except Ignore:
@@ -224,3 +239,8 @@ class DurableTask(Task):  # type: ignore[type-arg]
         for link in [sig, *(getattr(sig, "tasks", None) or [])]:
             if link.options.get("task_id") == self.request.id:
                 link.options["headers"] = mark_send(link.options.get("headers"), send_id)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether arguments are the same; a list and a tuple may be."""
+    return bool(type(other)(one) == other)

@@ -70,7 +70,7 @@ def _claim(task: Any, arrival: Mapping[str, Any]) -> TaskRun | None:
         runtime,
         limits,
         asked_at=answer.asked_at,
-        send_id=delivery.send_id,
+        delivery=delivery,
         send=durable.send,
     )
     durable.worker.watch(run, number)

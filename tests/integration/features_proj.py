@@ -42,7 +42,7 @@ os.environ["C_FORCE_ROOT"] = "1"
 app = Celery(NAME)
 app.conf.durable_poll_interval = 0.1
 app.conf.task_default_queue = NAME
-app.conf.accept_content = ["json", "pickle", "msgpack", "yaml", "own"]
+app.conf.accept_content = ["json", "own"]
 app.conf.update(json.loads(os.environ.get(CONF_VARIABLE, "{}")))
 durable = Durable(app)
 
@@ -338,27 +338,28 @@ if os.environ.get("FEATURES_NARROW"):
 
 # -- the message ---------------------------------------------------------------------------------
 
-#: What may differ from run to run of one task, on any worker of Celery's.
-_OF_THE_RUN = frozenset({"hostname", "delivery_tag", "_protected", "_children", "_started", "callbacks"})
+#: What is the worker's, not the message's; an errback or callback that was made an object is no change.
+_OF_THE_RUN = frozenset({"hostname", "_protected", "_children", "callbacks"})
+#: What AMQP knows; Celery lets other things slip in where a transport takes all.
+_PROPERTIES = frozenset({"correlation_id", "delivery_mode", "expiration", "priority", "reply_to"})
 
 
-def note_request(task_id: str, request: Any, when: str) -> None:
+def note_request(task_id: str, request: Any) -> None:
     """Write down everything that a task can see of its request."""
     seen = {name: value for name, value in vars(request).items() if name not in _OF_THE_RUN}
     seen["delivery_info"] = {**seen["delivery_info"], "redelivered": None}
     seen["properties"] = {
-        name: value for name, value in (seen.get("properties") or {}).items() if name not in _OF_THE_RUN
+        name: value for name, value in (seen.get("properties") or {}).items() if name in _PROPERTIES
     }
-    line = json.dumps({"when": when, "request": seen}, default=repr, sort_keys=True)
     with (Witness.here().path.parent / f"requests-{task_id}").open("a") as file:
-        file.write(line + "\n")
+        file.write(json.dumps(seen, default=repr, sort_keys=True) + "\n")
 
 
 @app.task(base=DurableTask, bind=True, max_retries=3)
 def everything(self: Any, payload: Any, *, mode: str) -> Any:
     """Sleeps three times, retries once, is killed once."""
     task_id = self.request.id
-    note_request(task_id, self.request, f"run {times(task_id, 'body')}")
+    note_request(task_id, self.request)
     did(task_id, "body")
     sleep(1.1)
     step(did, task_id, "first")
@@ -373,11 +374,19 @@ def everything(self: Any, payload: Any, *, mode: str) -> Any:
     return [payload.value if mode == "pickle" else payload, step(did, task_id, "end", 7)]
 
 
+@app.task
+def linked(value: Any, *, about: str) -> Any:
+    return did(about, "linked", value)
+
+
 class Traced:
     """Tells, when it is unpickled, which process does it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+    def __repr__(self) -> str:
+        return f"Traced({self.value!r})"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
