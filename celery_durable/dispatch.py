@@ -26,8 +26,7 @@ class Dispatcher:
     """Takes due rows, publishes them, notes what the broker confirmed.
 
     ``limits(task_name)`` gives a task's crash limit and lease ttl. ``undisturbed()`` is entered for the
-    time between the first publish of a batch and the note of it; ``is_stopping`` tells, within that time,
-    that no further message is to be begun.
+    time between the first publish of a batch and the note of it.
     """
 
     def __init__(
@@ -36,8 +35,8 @@ class Dispatcher:
         runtime: Runtime,
         limits: Callable[[str], tuple[int | None, float]],
         *,
+        publisher: Publisher | None = None,
         undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
-        is_stopping: Callable[[], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._app = app
@@ -45,7 +44,7 @@ class Dispatcher:
         self._limits = limits
         self._undisturbed = undisturbed
         self._clock = clock or SystemClock()
-        self._publisher = Publisher(app, is_stopping=is_stopping, clock=self._clock)
+        self._publisher = publisher or Publisher(app, clock=self._clock)
         # Published, but not noted yet: the database went away in between.
         self._owed: list[Published] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_durable.dispatch import Dispatcher
+from celery_durable.publisher import Publisher
 from celery_durable.scheduler.deferral import Deferral
 from celery_durable.scheduler.plan import Plan
 from celery_durable.scheduler.state import HealthFile
@@ -18,8 +19,8 @@ def build_ticker(durable: Any, *, scheduler: Any = None, health: HealthFile | No
         durable.app,
         durable.runtime,
         durable.crash_limits,
+        publisher=Publisher(durable.app, is_stopping=deferral.is_pending),
         undisturbed=deferral.undisturbed,
-        is_stopping=deferral.is_pending,
     )
     plan = None if scheduler is None else Plan(scheduler, durable.store.schedule)
     return Ticker(durable, dispatcher, plan=plan, health=health)
