@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, and_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, select, tuple_, update
 
 from celery_durable.records import Due, LeaseKey, Outcome, OutcomeKind, Status
 from celery_durable.rules import count_crash
 from celery_durable.store.base import Context, outcome_from_text, outcome_to_text, row_of
 from celery_durable.store.claims import crash_reason
+
+#: Leases that one statement names; more take several, for databases limit its parameters.
+PART = 1_000
 
 
 class Leases:
@@ -24,17 +28,18 @@ class Leases:
 
         A lease that ran out but that nobody has taken is renewed too: nothing was lost by being late.
         """
-        if not keys:
-            return set()
         context, executions = self._context, self._executions
+        held: set[LeaseKey] = set()
         with context.database.statements() as connection:
-            renewed = connection.execute(
-                update(executions)
-                .where(executions.c.namespace == context.namespace, self._any_of(keys))
-                .values(wake_at=context.now(ttl))
-                .returning(executions.c.task_id, executions.c.owner, executions.c.token)
-            )
-            return {LeaseKey(task_id, owner, token) for task_id, owner, token in renewed}
+            for some in _in_parts(keys):
+                renewed = connection.execute(
+                    update(executions)
+                    .where(self._held(some))
+                    .values(wake_at=context.now(ttl))
+                    .returning(executions.c.task_id, executions.c.owner, executions.c.token)
+                )
+                held.update(LeaseKey(task_id, owner, token) for task_id, owner, token in renewed)
+        return held
 
     def lost_to(self, key: LeaseKey) -> Outcome | None:
         """The outcome by which a lease was lost, None where another worker took the execution."""
@@ -51,24 +56,18 @@ class Leases:
 
     def hand_back_many(self, keys: Sequence[LeaseKey], delay: float = 0.0) -> int:
         """Give many leases up. Returns how many were still held."""
-        if not keys:
-            return 0
-        context, executions = self._context, self._executions
-        with context.database.statements() as connection:
-            released = connection.execute(
-                update(executions)
-                .where(executions.c.namespace == context.namespace, self._any_of(keys))
-                .values(
-                    owner=None,
-                    sends=0,
-                    draining=False,
-                    wake_at=context.now(delay),
-                    updated_at=context.now(),
-                )
-            )
-        if released.rowcount:
+        context = self._context
+        released = self._change(
+            keys,
+            owner=None,
+            sends=0,
+            draining=False,
+            wake_at=context.now(delay),
+            updated_at=context.now(),
+        )
+        if released:
             context.nearer(Due(seconds=delay))
-        return released.rowcount
+        return released
 
     def make_due(self, task_id: str) -> bool:
         """Take back the wake that is on its way, if one is: its worker will not claim it."""
@@ -88,16 +87,17 @@ class Leases:
 
     def mark_draining(self, keys: Sequence[LeaseKey]) -> int:
         """Note that the worker of these leases was told to stop: if it dies now, that is no crash."""
-        if not keys:
-            return 0
-        context, executions = self._context, self._executions
-        with context.database.statements() as connection:
-            marked = connection.execute(
-                update(executions)
-                .where(executions.c.namespace == context.namespace, self._any_of(keys))
-                .values(draining=True)
-            )
-            return marked.rowcount
+        return self._change(keys, draining=True)
+
+    def _change(self, keys: Sequence[LeaseKey], **values: Any) -> int:
+        """Write columns of the executions that are still held. Returns how many."""
+        changed = 0
+        with self._context.database.statements() as connection:
+            for some in _in_parts(keys):
+                changed += connection.execute(
+                    update(self._executions).where(self._held(some)).values(**values)
+                ).rowcount
+        return changed
 
     def recover(self, key: LeaseKey, max_crashes: int | None) -> Outcome | bool:
         """Take a lease from a process that is known to be dead, and count the crash.
@@ -161,15 +161,20 @@ class Leases:
             )
             return LeaseKey(key.task_id, owner, key.token + 1) if taken.rowcount == 1 else None
 
-    def _any_of(self, keys: Iterable[LeaseKey]):  # type: ignore[no-untyped-def]
-        executions = self._executions
-        return or_(
-            *(
-                and_(
-                    executions.c.task_id == key.task_id,
-                    executions.c.owner == key.owner,
-                    executions.c.token == key.token,
-                )
-                for key in keys
-            )
+    def _held(self, keys: Sequence[LeaseKey]) -> ColumnElement[bool]:
+        """The executions that these leases still own."""
+        context, executions = self._context, self._executions
+        if len(keys) == 1:
+            return context.fenced(keys[0])
+        lease = tuple_(executions.c.task_id, executions.c.owner, executions.c.token)
+        return and_(
+            executions.c.namespace == context.namespace,
+            # For the index; what is held is said by the next line.
+            context.among(executions.c.task_id, [key.task_id for key in keys]),
+            lease.in_([(key.task_id, key.owner, key.token) for key in keys]),
         )
+
+
+def _in_parts(keys: Sequence[LeaseKey]) -> Iterator[Sequence[LeaseKey]]:
+    for start in range(0, len(keys), PART):
+        yield keys[start : start + PART]
