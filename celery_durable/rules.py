@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
-from celery_durable.records import Delivery, OutcomeKind, Row, Status
+from celery_durable.records import Delivery, Due, OutcomeKind, Row, Status
 
 #: Seconds for which a taken batch belongs to the scheduler that took it.
 DISPATCH_LEASE = 10.0
@@ -135,6 +135,14 @@ def is_expired(delivery: Delivery, row: Row | None, now: datetime) -> bool:
     if delivery.expires is None or delivery.expires > now:
         return False
     return row is None or row.status == Status.SCHEDULED or not row.is_live
+
+
+def start_of(delivery: Delivery, due: Due, now: datetime) -> Due:
+    """When a task that waits for its start is to be looked at: where it expires first, that is then."""
+    if delivery.expires is None:
+        return due
+    wait = due.seconds if due.at is None else (due.at - now).total_seconds()
+    return Due(at=delivery.expires) if (delivery.expires - now).total_seconds() < wait else due
 
 
 def rule_on_crash(row: Row, *, max_crashes: int | None, ttl: float, outage: Outage | None) -> CrashRuling:

@@ -9,7 +9,6 @@ from typing import Any
 
 from celery import Task
 from celery.exceptions import Ignore
-from celery.utils.time import maybe_iso8601
 from kombu.serialization import registry  # type: ignore[attr-defined]
 from kombu.utils.uuid import uuid
 
@@ -19,7 +18,7 @@ from celery_durable.context import current_run
 from celery_durable.errors import ConfigurationError
 from celery_durable.execution import EagerExecution
 from celery_durable.lease import EternalLease
-from celery_durable.message import delivery_from_headers, mark_of, mark_send
+from celery_durable.message import delivery_from_headers, instant_of_header, mark_of, mark_send
 from celery_durable.points import Point, reached
 from celery_durable.records import Due, Message, Refusal
 from celery_durable.run import claimed_run
@@ -167,7 +166,8 @@ class DurableTask(Task):  # type: ignore[type-arg]
             return Due(seconds=max(0.0, float(countdown)))
         if not eta:
             return None
-        return Due(at=self._durable().instant_of(maybe_iso8601(eta)))
+        # As a worker of Celery's reads it: a naive one is in UTC.
+        return Due(at=instant_of_header(self.app, eta))
 
     def _with_eta_as_header(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options without countdown and eta, but for the header: the row keeps the time.

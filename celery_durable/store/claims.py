@@ -28,6 +28,7 @@ from celery_durable.rules import (
     is_expired,
     rule_on_crash,
     rule_on_delivery,
+    start_of,
 )
 from celery_durable.store.base import Context, message_columns, outcome_to_text, row_of
 from celery_durable.store.dialect import insert
@@ -85,9 +86,9 @@ class Claims:
         if ruling.action is Action.REFUSE:
             return Refusal(ruling.reason, ruling.is_fresh_send)
         if self._waits_for_its_eta(delivery, ruling, now):
-            due = Due(at=delivery.eta)
+            due = start_of(delivery, Due(at=delivery.eta), now)
             token = self._write(connection, delivery, row, Status.SCHEDULED, due)
-            return None if token is None else Scheduled(delivery.eta)
+            return None if token is None else Scheduled(due.at)
         verdict = ruling.verdict
         if verdict is None and is_expired(delivery, row, now):
             verdict = OutcomeKind.EXPIRED
@@ -123,15 +124,16 @@ class Claims:
         execution that waits for this very message is left as it is.
         """
         while True:
-            row, _ = self._locked(connection, delivery.task_id)
+            row, now = self._locked(connection, delivery.task_id)
             ruling = rule_on_delivery(row, delivery)
             if ruling.action is Action.REFUSE:
                 return Refusal(ruling.reason, ruling.is_fresh_send)
             if ruling.action is Action.TAKE:
                 return None
-            verdict = ruling.verdict
-            # What was cancelled before it came has nothing to wait for.
-            when = due if verdict is None or sends else Due()
+            verdict, when = ruling.verdict, due
+            if not sends:
+                # What was cancelled before it came has nothing to wait for.
+                when = start_of(delivery, due, now) if verdict is None else Due()
             token = self._write(
                 connection, delivery, row, Status.SCHEDULED, when, sends=sends, verdict=verdict
             )
