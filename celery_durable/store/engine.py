@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event, exc, make_url
@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, QueuePool, create_engine, event, exc,
 from celery_durable.checks import redacted
 from celery_durable.clock import monotonic
 from celery_durable.errors import StoreUnavailable
+from celery_durable.store.forks import gate
 
 #: Connections of one process for its tasks, its main process or its scheduler. The heartbeats have
 #: one more of their own.
@@ -141,7 +142,7 @@ class Database:
         Raises:
             StoreUnavailable: the database cannot be reached, or refused for now.
         """
-        with _translated(self), self.engine.connect() as connection:
+        with self._passing(), _translated(self), self.engine.connect() as connection:
             if self.is_sqlite:
                 yield connection.execution_options(**{_STATEMENTS: True})
             else:
@@ -154,8 +155,11 @@ class Database:
         Raises:
             StoreUnavailable: the database cannot be reached, or refused for now.
         """
-        with _translated(self), self.engine.begin() as connection:
+        with self._passing(), _translated(self), self.engine.begin() as connection:
             yield connection
+
+    def _passing(self) -> AbstractContextManager[None]:
+        return gate.passed() if self.is_sqlite else nullcontext()
 
     def dispose(self) -> None:
         """Close this process's connections."""

@@ -18,7 +18,8 @@ from celery_durable.errors import StoreUnavailable
 from celery_durable.records import Claim
 from celery_durable.store import Store
 from celery_durable.store.engine import Database
-from tests.nodes import FaultProxy, wait_for
+from celery_durable.store.forks import gate
+from tests.nodes import FaultProxy, WaitTimeout, wait_for
 from tests.store.tables import Tables, claimed, delivery
 
 fork = multiprocessing.get_context("fork")
@@ -52,6 +53,26 @@ def server_process(store):
 
 
 # -- forks -----------------------------------------------------------------------------------------
+
+
+def test_a_child_that_is_forked_while_a_thread_of_its_parent_is_writing_can_write(store):
+    entered = threading.Event()
+
+    def write_until_somebody_forks():
+        with store.database.transaction() as connection:
+            connection.execute(text("DELETE FROM durable_journal"))
+            entered.set()
+            # PostgreSQL has its locks in the server: there a fork waits for nobody.
+            with suppress(WaitTimeout):
+                wait_for(lambda: gate.is_closed, timeout=1)
+
+    writer = threading.Thread(target=write_until_somebody_forks)
+    writer.start()
+    assert entered.wait(10)
+
+    assert in_child(lambda: claimed(store, delivery("child")).key.token) == 1
+    writer.join(10)
+    assert claimed(store, delivery("parent")).key.token == 1
 
 
 def test_a_child_uses_the_store_that_its_parent_has_used_and_both_go_on(store, tables):
