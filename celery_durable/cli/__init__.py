@@ -10,9 +10,9 @@ from celery_durable.cli.base import durable
 from celery_durable.cli.changing import cancel, postpone, release, wake
 from celery_durable.cli.checking import check
 from celery_durable.cli.looking import list_, show, stats
-from celery_durable.cli.tending import prune, upgrade
+from celery_durable.cli.tending import prune, scheduler, upgrade
 
 __all__ = ["durable"]
 
-for command in (list_, show, stats, wake, postpone, cancel, release, check, upgrade, prune):
+for command in (list_, show, stats, wake, postpone, cancel, release, check, upgrade, prune, scheduler):
     durable.add_command(command)

@@ -1,15 +1,17 @@
-"""``upgrade``, ``prune``."""
+"""``upgrade``, ``prune``, ``scheduler``."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import click
-from celery.bin.base import handle_preload_options
+from celery.bin.base import LOG_LEVEL, handle_preload_options
 
 from celery_durable.cli.base import DurableCommand, extension, say, say_json
 from celery_durable.cli.values import span
+from celery_durable.scheduler import run_scheduler
 from celery_durable.store.upgrade import current_version
 
 
@@ -53,3 +55,22 @@ def prune(ctx: click.Context, older_than: timedelta | None, dry_run: bool, as_js
         say_json(ctx, {"would_be_pruned" if dry_run else "pruned": count})
     else:
         say(ctx, f"{count} rows {'would be' if dry_run else 'were'} pruned.")
+
+
+@click.command(cls=DurableCommand)
+@click.option("--loglevel", "-l", type=LOG_LEVEL, default="INFO", show_default=True, help="What is logged.")
+@click.option("--logfile", "-f", help="Where to; stderr by default.")
+@click.option(
+    "--health-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file that is written at every round, for a health probe to look at.",
+)
+@click.pass_context
+@handle_preload_options
+def scheduler(
+    ctx: click.Context, loglevel: int, logfile: str | None, health_file: Path | None, **_: Any
+) -> None:
+    """Wake what is due, beside another beat (django-celery-beat, RedBeat). Run as many as you like."""
+    durable = extension(ctx, checked=False)
+    durable.app.log.setup(loglevel=loglevel, logfile=logfile)
+    run_scheduler(durable.app, health_file=health_file)

@@ -226,24 +226,25 @@ class Queries:
             columns.namespace == context.namespace,
             columns.body.is_not(None),
             or_(
-                and_(ended_well, columns.finished_at <= context.now(-retention)),
-                and_(ended_badly, columns.finished_at <= context.now(-retention_failed)),
+                and_(ended_well, columns.finished_at <= self._ago(retention)),
+                and_(ended_badly, columns.finished_at <= self._ago(retention_failed)),
             ),
+            # It follows from these, and ends the search in the index.
+            columns.finished_at <= self._ago(min(retention, retention_failed)),
         )
 
     def _is_dead(self, retention: float) -> ColumnElement[bool]:
-        """Tombstones, and cancels whose first message never came (``token`` 0)."""
+        """Tombstones, and cancels whose first message never came, that are older than any copy can be."""
         context, columns = self._context, self._executions.c
-        kept = context.now(-TOMBSTONE_SECONDS - retention)
-        never_came = and_(
-            columns.token == 0, columns.finished_at <= context.now(-max(TOMBSTONE_SECONDS, retention))
-        )
         return and_(
             columns.namespace == context.namespace,
             columns.body.is_(None),
-            columns.status.in_(Status.ENDED),
-            or_(columns.finished_at <= kept, never_came),
+            columns.finished_at <= self._ago(TOMBSTONE_SECONDS + retention),
         )
+
+    def _ago(self, seconds: float) -> ColumnElement[Any]:
+        """An instant, asked for once: PostgreSQL's clock moves, and would be asked anew for each row."""
+        return select(self._context.now(-seconds)).scalar_subquery()
 
     def _empty(self, connection: Connection, task_ids: Sequence[str]) -> None:
         executions, journal = self._executions, self._journal

@@ -16,6 +16,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    and_,
     text,
 )
 
@@ -88,14 +89,19 @@ def _executions(metadata: MetaData, prefix: str) -> Table:
         postgresql_where=waiting,
         sqlite_where=waiting,
     )
+    # What can be pruned, and apart from it what has been: there are many more of these, kept for longer.
     finished = table.c.finished_at.is_not(None)
-    Index(
-        f"{prefix}executions_finished",
-        table.c.namespace,
-        table.c.finished_at,
-        postgresql_where=finished,
-        sqlite_where=finished,
-    )
+    for name, where in (
+        ("finished", and_(finished, table.c.body.is_not(None))),
+        ("tombstones", and_(finished, table.c.body.is_(None))),
+    ):
+        Index(
+            f"{prefix}executions_{name}",
+            table.c.namespace,
+            table.c.finished_at,
+            postgresql_where=where,
+            sqlite_where=where,
+        )
     return table
 
 

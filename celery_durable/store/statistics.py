@@ -96,7 +96,8 @@ class Statistics:
 
     def _by_status(self, near_end: float) -> Any:
         context, columns = self._context, self._executions.c
-        now = context.now()
+        # One instant for all rows; PostgreSQL's clock moves within a statement.
+        now = select(context.now()).scalar_subquery()
         waits, is_held = columns.owner.is_(None), columns.owner.is_not(None)
         is_unsent = and_(waits, columns.sends == 0)
         is_over = columns.wake_at <= now

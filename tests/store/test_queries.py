@@ -245,7 +245,7 @@ class TestPrune:
         assert store.queries.prune(0.0, 0.0, 100) == 1
         assert count_rows(store) == 0
 
-    def test_a_cancel_whose_first_message_never_came_goes_after_a_month(self, store: Store) -> None:
+    def test_a_cancel_whose_first_message_never_came_goes_with_the_tombstones(self, store: Store) -> None:
         store.verdicts.cancel(["a", "b"])
         edit(store, "a", finished_at=store.context.now(-31 * DAY))
         store.queries.prune(0.0, 0.0, 100)

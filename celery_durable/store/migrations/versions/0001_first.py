@@ -50,14 +50,18 @@ def _executions(prefix: str, where: str | None) -> None:
         sa.Column("finished_at", UtcDateTime),
         schema=where,
     )
-    for name, column in (("due", "wake_at"), ("finished", "finished_at")):
+    for name, column, condition in (
+        ("due", "wake_at", "wake_at IS NOT NULL"),
+        ("finished", "finished_at", "finished_at IS NOT NULL AND body IS NOT NULL"),
+        ("tombstones", "finished_at", "finished_at IS NOT NULL AND body IS NULL"),
+    ):
         op.create_index(
             f"{prefix}executions_{name}",
             f"{prefix}executions",
             ["namespace", column],
             schema=where,
-            postgresql_where=sa.text(f"{column} IS NOT NULL"),
-            sqlite_where=sa.text(f"{column} IS NOT NULL"),
+            postgresql_where=sa.text(condition),
+            sqlite_where=sa.text(condition),
         )
 
 
