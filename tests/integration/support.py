@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import Execution
+from celery_durable import Execution, ExecutionNotFound
 from tests.nodes import DEPLOYMENTS, Beat, Bench, Servers, Worker
 
 PROJECT = "tests.integration.proj"
@@ -42,7 +42,10 @@ def running_bench(
 
 def row(bench: Bench, task_id: str) -> Execution | None:
     """The row of a task."""
-    found: Execution | None = bench.app().durable.store.queries.get(task_id)
+    try:
+        found: Execution = bench.app().durable.get(task_id)
+    except ExecutionNotFound:
+        return None
     return found
 
 

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from celery import chain, chord, group, uuid
 
-from tests.integration.support import assert_no_traceback, row, running_bench, wait_until_asleep
+from tests.integration.support import (
+    row,
+    running_bench,
+    wait_for_status,
+    wait_until_asleep,
+)
 from tests.nodes import Bench, Servers, on
 
 #: Results in Redis, which counts chords itself; in PostgreSQL and SQLite, where a task unlocks them.
@@ -71,16 +76,41 @@ class TestChain:
 @on(*STORES, fixture="running")
 class TestLink:
     def test_every_callback_runs_once_with_the_value(self, running: Bench) -> None:
-        project, task_id = running.project, uuid()
+        project, task_id, durable = running.project, uuid(), uuid()
         callbacks = [
             project.note.s(about=task_id, what="plain"),
             project.note.s(about=task_id, what="second"),
-            project.double.s(1.2),
+            project.double.s(1.2).set(task_id=durable),
         ]
         result = project.doze.apply_async((21, 1.2), task_id=task_id, link=callbacks)
         assert result.get(timeout=15) == 21
-        running.wait_for(lambda: running.witness.count(step="doubled") == 1)
+        wait_for_status(running, durable, "succeeded")
+        assert running.witness.steps(durable) == ["body", "body", "doubled"]
+        running.wait_for(lambda: len(running.witness.steps(task_id)) == 5)
         assert sorted(running.witness.steps(task_id)) == ["body", "body", "plain", "second", "woken"]
+
+    def test_a_callback_with_a_countdown_waits_as_a_row(self, running: Bench) -> None:
+        project = running.project
+        plain, durable = uuid(), uuid()
+        callbacks = [
+            project.note.s().set(countdown=2, task_id=plain),
+            project.double.s().set(countdown=2, task_id=durable),
+        ]
+        result = project.doze.apply_async((21, 0), link=callbacks)
+        assert wait_for_status(running, durable, "scheduled").owner is None
+        assert result.get(timeout=15) == 21
+        assert running.app().AsyncResult(durable).get(timeout=15) == 42
+        assert running.app().AsyncResult(plain).get(timeout=15) == 21
+        (ended,) = running.witness.sightings(result.id, "woken")
+        for task_id in (plain, durable):
+            assert running.witness.sightings(task_id)[0].time - ended.time >= 1.9
+
+    def test_the_result_knows_its_children(self, running: Bench) -> None:
+        project = running.project
+        result = chain(project.double.s(1, 1.2), project.add.s(1), project.double.s()).delay()
+        assert result.get(timeout=20) == 6
+        first = results_of(result)[0]
+        assert [value for _, value in first.collect()] == [2, 3, 6]
 
 
 @on(*STORES, fixture="running")
@@ -138,4 +168,3 @@ class TestReplace:
         project = running.project
         result = chain(project.replaced.s(4), project.add.s(100)).delay()
         assert result.get(timeout=20) == 109
-        assert_no_traceback(running)

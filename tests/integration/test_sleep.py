@@ -124,6 +124,20 @@ class TestWorkers:
         assert result.get(timeout=20) == ["first", "second", 2]
 
 
+class TestPools:
+    @on("redis-postgres")
+    @pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
+    def test_tasks_sleep_on_every_pool(self, bench: Bench, pool: str) -> None:
+        start_worker_and_beat(bench, pool=pool, concurrency=4)
+        results = [bench.project.nap.delay(2) for _ in range(6)]
+        for result in results:
+            assert result.get(timeout=30) == ["first", "second", 2]
+            wait_for_status(bench, result.id, "succeeded")
+            assert bench.witness.steps(result.id) == ["body", "before", "body", "after", "on_success"]
+        bench.wait_for(bench.queue_is_empty)
+        assert_no_traceback(bench)
+
+
 class TestAnotherScheduler:
     @on("redis-postgres")
     def test_dispatch_due_wakes_without_beat(self, bench: Bench) -> None:
@@ -145,8 +159,8 @@ class TestAnotherScheduler:
 
 def asleep_in(bench: Bench) -> int:
     """How many tasks sleep."""
-    counts: dict[str, int] = bench.app().durable.store.queries.count_by_status()
-    return counts.get("sleeping", 0)
+    count: int = bench.app().durable.count(status="sleeping")
+    return count
 
 
 def memory_of(worker: Worker) -> int:
