@@ -130,6 +130,8 @@ class TaskRun:
         self.announcer.request = self.task.request
         if self.claim.outcome is not None:
             return self._retell(self.claim.outcome)
+        if self.lease.lost:
+            raise Ignore(str(self.lease.loss))
         if not self.heartbeat.is_running:
             # Celery swallows what a signal receiver raises, so the heartbeat is looked for here.
             raise Ignore("it has no heartbeat")
