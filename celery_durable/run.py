@@ -9,18 +9,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_durable.announcer import Announcer, report_crash
+from celery_durable.announcer import Announcer
 from celery_durable.capture import Captured
 from celery_durable.context import current_run
 from celery_durable.errors import (
     LeaseInterrupt,
     LeaseLost,
-    LeaseRenewalTimedOut,
     Park,
-    StoreUnavailable,
     TaskQuarantined,
 )
 from celery_durable.execution import Execution
@@ -28,7 +25,7 @@ from celery_durable.followers import build_followers
 from celery_durable.heartbeat import Heartbeat
 from celery_durable.lease import Lease
 from celery_durable.points import Point, reached
-from celery_durable.records import Claim, Delivery, Due, Follower, Outcome, OutcomeKind, Outgoing, Status
+from celery_durable.records import Claim, Delivery, Due, Follower, Outcome, OutcomeKind, Outgoing
 from celery_durable.runtime import Runtime
 from celery_durable.settings import TaskSettings
 from celery_durable.shield import Shield
@@ -37,20 +34,11 @@ logger = logging.getLogger(__name__)
 
 _claimed_run: ContextVar[TaskRun | None] = ContextVar("celery_durable_claimed", default=None)
 
-_STATUS_OF_OUTCOME = {
-    OutcomeKind.VALUE: Status.SUCCEEDED,
-    OutcomeKind.EXCEPTION: Status.FAILED,
-    OutcomeKind.CANCELLED: Status.CANCELLED,
-    OutcomeKind.EXPIRED: Status.CANCELLED,
-    OutcomeKind.QUARANTINED: Status.QUARANTINED,
-    OutcomeKind.IGNORED: Status.SUCCEEDED,
-}
-
 
 class TaskRun:
     """A run from its claim to the moment when it is settled.
 
-    The tracer calls ``call_body`` in the middle of its work and ``settle`` after it.
+    The tracer calls ``call_body`` in the middle of its work; after it the run is settled (``settling``).
 
     Arguments:
         asked_at: the monotonic instant before the claim was sent.
@@ -135,10 +123,9 @@ class TaskRun:
         if not self.heartbeat.is_running:
             # Celery swallows what a signal receiver raises, so the heartbeat is looked for here.
             raise Ignore("it has no heartbeat")
-        token = current_run.set(self.execution)
         reached(Point.BODY_ENTERED)
         try:
-            value = self.shield.run(body)
+            value = self._run_body(body)
         except Park:
             raise Ignore("it sleeps") from None
         except LeaseInterrupt:
@@ -155,9 +142,15 @@ class TaskRun:
         except Exception as error:
             self._end_with_exception(error)
             raise
+        return self._end_with_value(value)
+
+    def _run_body(self, body: Callable[[], Any]) -> Any:
+        """The stretch in which durable calls belong to this run, and in which it may be interrupted."""
+        token = current_run.set(self.execution)
+        try:
+            return self.shield.run(body)
         finally:
             current_run.reset(token)
-        return self._end_with_value(value)
 
     def _retell(self, outcome: Outcome) -> Any:
         """The run's own end was journaled by an earlier process, which died before it was told."""
@@ -290,111 +283,17 @@ class TaskRun:
         self.announcer.going_aside(divergence)
         reached(Point.QUARANTINED_STORED)
         self.lease.close()
-        if self._persevered(lambda: self.runtime.store.runs.set_aside(self.claim.key)):
+        if self.persevered(lambda: self.runtime.store.runs.set_aside(self.claim.key)):
             reached(Point.SET_ASIDE)
             self.announcer.set_aside(divergence)
         self.heartbeat.stop()
 
-    def _persevered(self, statement: Callable[[], bool]) -> bool:
+    def persevered(self, statement: Callable[[], bool]) -> bool:
+        """Try a statement for as long as the lease lasts. False: refused, or the database stayed away."""
         try:
             return self.execution.persevere(statement)
         except LeaseLost:
             return False
-
-    # -- after the tracer ------------------------------------------------------------------------
-
-    def settle(self, state: str | None) -> None:
-        """Make the row say what Celery has told. Nothing is raised from here on."""
-        try:
-            self._settle(state)
-        except (StoreUnavailable, LeaseLost) as error:
-            logger.warning(
-                "%s[%s] is not settled, its lease will run out: %s",
-                self.task.name,
-                self.lease.task_id,
-                error,
-            )
-        finally:
-            self.heartbeat.stop()
-            self.over.set()
-
-    def _settle(self, state: str | None) -> None:
-        execution = self.execution
-        if execution.is_parked or execution.divergence is not None:
-            return
-        if self.lease.lost:
-            self._let_go()
-        elif self.replaced:
-            self._finish(Status.REPLACED)
-        elif state == states.RETRY and self.retry is not None:
-            self._park_retry()
-        elif self.outcome is not None and self.told:
-            self._finish(_STATUS_OF_OUTCOME[self.outcome.kind])
-        elif not self.entered and state == states.FAILURE and self.told:
-            # It failed before its body began (a hook raised), and Celery has told so.
-            self._finish(Status.FAILED)
-        elif not self.entered and state in (states.IGNORED, states.REJECTED):
-            self._finish(Status.SUCCEEDED)
-        else:
-            self._hand_back()
-
-    def _finish(self, status: str) -> None:
-        self.lease.close()
-        reached(Point.OUTCOME_TOLD)
-        self._persevered(lambda: self.runtime.store.runs.finish(self.claim.key, status))
-        reached(Point.ROW_ENDED)
-
-    def _hand_back(self) -> None:
-        """The outcome could not be told, or the body wants to run again: soon, and it is no crash."""
-        self.lease.close()
-        self._persevered(lambda: self.runtime.store.leases.hand_back(self.claim.key, 1.0))
-        reached(Point.RUN_HANDED_BACK)
-
-    def _let_go(self) -> None:
-        if self.announcer.taker is None and not isinstance(self.lease.loss, LeaseRenewalTimedOut):
-            self.announcer.taker = self.runtime.store.leases.lost_to(self.claim.key)
-        self.tell_stopped()
-        # If it ran out unseen and nobody has taken it, the next one need not wait for its expiry.
-        self.runtime.store.leases.hand_back(self.claim.key)
-
-    def _park_retry(self) -> None:
-        assert self.retry is not None
-        captured, due, restart = self.retry
-        self.lease.close()
-        reached(Point.RETRY_STORED)
-        due_at = self.execution.persevere(
-            lambda: self.runtime.store.runs.park(
-                self.claim.key,
-                due,
-                status=Status.RETRYING,
-                message=captured.message,
-                restart=restart,
-            )
-        )
-        reached(Point.RETRY_PARKED)
-        if due_at is None:
-            self.announcer.refused()
-        else:
-            self.execution.is_parked = True
-
-    # -- outcomes that no tracer tells ------------------------------------------------------------
-
-    def close_untold(self) -> None:
-        """Telling this outcome has killed several workers: store the bare state and leave it at that."""
-        assert self.outcome is not None
-        logger.error(
-            "%s[%s]: its outcome could not be told, %d workers died of it; only its state is stored",
-            self.task.name,
-            self.lease.task_id,
-            self.claim.crashes,
-        )
-        self.announcer.store_outcome(self.outcome)
-        reached(Point.UNTOLD_STORED)
-        self._finish(_STATUS_OF_OUTCOME[self.outcome.kind])
-
-    def close_ignored(self) -> None:
-        """The body had asked for silence, and the process died before the row was ended."""
-        self._finish(Status.SUCCEEDED)
 
     # -- losing the lease ------------------------------------------------------------------------
 
@@ -403,19 +302,6 @@ class TaskRun:
         self.announcer.lost()
         if self.announcer.stopped() and self.report_loss is not None:
             self.report_loss()
-
-    def die(self, cause: BaseException) -> None:
-        """The body asked for the end of its process: a crash like any other, but known at once."""
-        self.heartbeat.stop()
-        try:
-            answer = self.runtime.store.leases.recover(self.claim.key, self.limits.max_crashes)
-            report_crash(self.task, self.claim.key, answer, cause)
-        except StoreUnavailable as error:
-            logger.warning(
-                "%s[%s] waits for its lease to run out: %s", self.task.name, self.lease.task_id, error
-            )
-        finally:
-            self.over.set()
 
     def _on_lost(self, lease: Lease, outcome: Outcome | None) -> None:
         """Called by the heartbeat's thread."""

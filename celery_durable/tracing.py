@@ -11,7 +11,7 @@ from celery import states
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, WorkerShutdown, WorkerTerminate
 
-from celery_durable import signals
+from celery_durable import settling, signals
 from celery_durable.errors import ConfigurationError
 from celery_durable.message import HEADER
 from celery_durable.points import Point, reached
@@ -90,11 +90,11 @@ def _is_to_be_told(run: TaskRun, durable: Any, number: int) -> bool:
         return False
     if run.outcome.kind == OutcomeKind.IGNORED:
         durable.claims.decline(number)
-        run.close_ignored()
+        settling.close_ignored(run)
         return False
     if run.claim.crashes >= TELLING_LIMIT:
         durable.claims.decline(number)
-        run.close_untold()
+        settling.close_untold(run)
         return False
     return True
 
@@ -140,21 +140,21 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
         traced = _ignored()
     except (WorkerShutdown, WorkerTerminate):
         # Where tasks run in the main process, a signal handler ends the worker in the middle of one.
-        run.settle(None)
+        settling.settle(run, None)
         raise
     except (SystemExit, KeyboardInterrupt) as death:
-        run.die(death)
+        settling.die(run, death)
         if run.task.app.durable.worker.has_child_processes:
             raise
         return _ignored()
     except BaseException as error:
         if isinstance(error, Exception):
-            run.settle(None)
+            settling.settle(run, None)
         else:
             # The pool's own, such as a time limit of gevent: it says next what becomes of the task.
             run.heartbeat.stop()
         raise
-    run.settle(state)
+    settling.settle(run, state)
     return traced
 
 
