@@ -120,8 +120,9 @@ class Shield:
                 if pending is not None:
                     self._pending = None
                     self._note(pending)
-        if pending is not None:
-            raise pending
+            if pending is not None:
+                # Also in place of an error of ours, which the body may handle: it would run on.
+                raise pending
 
     def _note(self, error: type[BaseException]) -> None:
         if error not in self._delivered:
