@@ -213,7 +213,7 @@ class DurableRequest(Request):
         if self.lease_key is None:
             task_ready(self)
             self.on_put_back()
-        elif self._task.acks_on_timeout:
+        elif _fails_at_limit(self._task):
             self._fail_at_limit(self.lease_key, timeout)
         else:
             task_ready(self)
@@ -271,3 +271,10 @@ class DurableRequest(Request):
         answer = self._durable.runtime.store.leases.recover(key, limits.max_crashes)
         reached(Point.CHILD_RECOVERED)
         report_crash(self._task, key, answer, error)
+
+
+def _fails_at_limit(task: Any) -> bool:
+    """Whether a hard time limit is a failure, and not a reason to run again."""
+    # Celery before 5.7 has one option for failures and timeouts.
+    own = getattr(task, "acks_on_timeout", None)
+    return bool(task.acks_on_failure_or_timeout if own is None else own)
