@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Task
+from celery.canvas import _chain, chord
 from celery.exceptions import Ignore
 from kombu.serialization import registry  # type: ignore[attr-defined]
 from kombu.utils.uuid import uuid
 
 from celery_durable.api import sleep, sleep_until, step
-from celery_durable.capture import Captured, capturing, due_at, is_capturing, under_parent
+from celery_durable.capture import Captured, capturing, due_at, is_capturing, is_durable, under_parent
 from celery_durable.context import current_run
 from celery_durable.errors import ConfigurationError
 from celery_durable.execution import EagerExecution
@@ -235,12 +236,20 @@ class DurableTask(Task):  # type: ignore[type-arg]
             raise
 
     def _hand_on_send_id(self, sig: Any, send_id: str) -> None:
-        # The link that takes the id over: the signature itself, or one link of a chain.
-        for link in [sig, *(getattr(sig, "tasks", None) or [])]:
-            if link.options.get("task_id") == self.request.id:
+        for link in _links_of(sig):
+            if link.options.get("task_id") == self.request.id and is_durable(self.app, link.task):
                 link.options["headers"] = mark_send(link.options.get("headers"), send_id)
+
 
 
 def _same(one: Any, other: Any) -> bool:
     """Whether arguments are the same; a list and a tuple may be."""
     return bool(type(other)(one) == other)
+
+
+def _links_of(sig: Any) -> Iterator[Any]:
+    """A signature and those in it that may carry its id: the links of a chain, the body of a chord."""
+    yield sig
+    inner = [sig.body] if isinstance(sig, chord) else sig.tasks if isinstance(sig, _chain) else []
+    for link in inner:
+        yield from _links_of(link)

@@ -247,6 +247,12 @@ def quick(self: Any, value: Any = None) -> Any:
     return did(self.request.id, "body", value)
 
 
+@app.task(base=DurableTask, bind=True, durable_eta=False)
+def left_to_celery(self: Any, value: Any) -> Any:
+    """Its countdowns and ETAs are the broker's, until a worker has the message."""
+    return did(self.request.id, "body", value)
+
+
 @app.task(base=DurableTask, bind=True)
 def gather(self: Any, values: list[Any]) -> list[Any]:
     """A durable body of a chord."""
@@ -412,33 +418,44 @@ def many_sleeps(self: Any, count: int) -> int:
 # -- retries and replacements --------------------------------------------------------------------
 
 
+def _naive(seconds: float) -> datetime:
+    """A naive time, which Celery reads as UTC."""
+    return datetime.now(timezone.utc).replace(tzinfo=None) + timedelta(seconds=seconds)
+
+
+def _elsewhere(seconds: float) -> datetime:
+    """An aware time of another zone."""
+    return datetime.now(timezone(timedelta(hours=9))) + timedelta(seconds=seconds)
+
+
+#: The arguments of a retry, by what it is to show.
+RETRIES: dict[str, Callable[[float], dict[str, Any]]] = {
+    "once": lambda seconds: {"countdown": seconds},
+    "no throw": lambda seconds: {"countdown": seconds, "throw": False},
+    "new args": lambda seconds: {"countdown": seconds, "args": ("newer args",)},
+    "unsendable": lambda seconds: {"countdown": seconds, "args": (object(),)},
+    "naive eta": lambda seconds: {"eta": _naive(seconds)},
+    "aware eta": lambda seconds: {"eta": _elsewhere(seconds)},
+    "other queue": lambda seconds: {"countdown": seconds, "queue": "other", "priority": 3},
+    "exhausted": lambda seconds: {"countdown": seconds, "exc": KeyError("never")},
+    "exhausted, no exception": lambda seconds: {"countdown": seconds},
+}
+
+
 @app.task(base=Hooked, bind=True, max_retries=2)
 def retries(self: Any, how: str, *, countdown: float = 1.1) -> Any:
-    """Fails and tries again, in several ways."""
+    """Fails and tries again, in one of several ways."""
     task_id, number = self.request.id, self.request.retries
     did(task_id, f"body {number}")
-    step(did, task_id, f"step of {self.request.args!r}")
     sleep(1.1)
-    if how == "exhausted":
-        raise self.retry(countdown=countdown, exc=KeyError("never"))
-    if how == "exhausted, no exception":
-        raise self.retry(countdown=countdown)
-    if number == 1:
+    step(did, task_id, f"step of {self.request.args!r}")
+    if number and not how.startswith("exhausted"):
         return [how, number]
-    if how == "no throw":
-        self.retry(countdown=countdown, throw=False)
-        return "not this"
-    if how == "new args":
-        raise self.retry(args=("newer args",), countdown=countdown)
-    if how == "newer args":
-        return [how, number]
-    if how == "naive eta":
-        raise self.retry(eta=datetime.now() + timedelta(seconds=countdown))  # noqa: DTZ005
-    if how == "aware eta":
-        raise self.retry(eta=datetime.now(timezone(timedelta(hours=9))) + timedelta(seconds=countdown))
-    if how == "other queue":
-        raise self.retry(countdown=countdown, queue="other", priority=3)
-    raise self.retry(countdown=countdown)
+    retry = RETRIES[how](countdown)
+    if retry.get("throw", True):
+        raise self.retry(**retry)
+    self.retry(**retry)
+    return "not this"
 
 
 @app.task(
