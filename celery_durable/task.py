@@ -241,7 +241,6 @@ class DurableTask(Task):  # type: ignore[type-arg]
                 link.options["headers"] = mark_send(link.options.get("headers"), send_id)
 
 
-
 def _same(one: Any, other: Any) -> bool:
     """Whether arguments are the same; a list and a tuple may be."""
     return bool(type(other)(one) == other)
