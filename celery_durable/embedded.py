@@ -44,6 +44,7 @@ def embedded_defaults(folder: Path) -> dict[str, object]:
         "result_backend": f"db+sqlite:///{home / RESULTS_FILE}",
         # Seconds that a process waits while another one writes.
         "database_engine_options": {"connect_args": {"timeout": 30}},
+        "database_create_tables_at_setup": False,
     }
 
 

@@ -87,8 +87,8 @@ class Durable(Operations):
         if self._is_left_to_us(conf):
             defaults = embedded_defaults(Path.cwd())
             if conf.result_backend or os.environ.get("CELERY_RESULT_BACKEND"):
-                defaults.pop("result_backend")
-                defaults.pop("database_engine_options", None)
+                for name in ("result_backend", "database_engine_options", "database_create_tables_at_setup"):
+                    del defaults[name]
             conf.update(defaults)
         if conf.beat_scheduler == "celery.beat:PersistentScheduler":
             conf.beat_scheduler = SCHEDULER
