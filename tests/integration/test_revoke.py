@@ -12,24 +12,21 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult
 
-from tests.integration.features_support import PROJECT, features_bench, seen
+from tests.integration.features_support import features_bench, seen
 from tests.integration.support import status, wait_for_status, wait_until_asleep
 from tests.nodes import Bench, Servers, on
+
+pytestmark = pytest.mark.timeout(180)
 
 #: Seconds within which a revoked task's caller hears of it: no worker has to be asked.
 PROMPTLY = 5
 
 
 @pytest.fixture(scope="module")
-def bench(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def live(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """One worker and one beat for all tests of this module but those that break something."""
-    with features_bench("redis-postgres", servers, tmp_path_factory.mktemp("revoke")) as bench:
-        yield bench
-
-
-@pytest.fixture
-def bench_module() -> str:
-    return PROJECT
+    with features_bench("redis-postgres", servers, tmp_path_factory.mktemp("revoke")) as live:
+        yield live
 
 
 def assert_revoked(bench: Bench, result: AsyncResult[Any]) -> None:
@@ -42,191 +39,191 @@ def assert_revoked(bench: Bench, result: AsyncResult[Any]) -> None:
 
 
 class TestOneTask:
-    def test_asleep(self, bench: Bench) -> None:
-        tasks = bench.project
+    def test_asleep(self, live: Bench) -> None:
+        tasks = live.project
         result = chain(tasks.nap.s(1, 600), tasks.quick.s(), tasks.plain.s()).delay()
         sleeper = result.parent.parent
-        wait_until_asleep(bench, sleeper)
+        wait_until_asleep(live, sleeper)
         sleeper.revoke()
-        assert_revoked(bench, sleeper)
-        assert bench.witness.count(sleeper.id, "after") == 0
-        assert bench.witness.count(result.id) == bench.witness.count(result.parent.id) == 0
+        assert_revoked(live, sleeper)
+        assert live.witness.count(sleeper.id, "after") == 0
+        assert live.witness.count(result.id) == live.witness.count(result.parent.id) == 0
 
-    def test_scheduled(self, bench: Bench) -> None:
-        result = bench.project.quick.apply_async(countdown=600)
-        bench.app().control.revoke(result.id)
-        assert_revoked(bench, result)
-        assert bench.witness.count(result.id, "body") == 0
+    def test_scheduled(self, live: Bench) -> None:
+        result = live.project.quick.apply_async(countdown=600)
+        live.app().control.revoke(result.id)
+        assert_revoked(live, result)
+        assert live.witness.count(result.id, "body") == 0
 
-    def test_waiting_for_a_retry(self, bench: Bench) -> None:
-        result = bench.project.retries.apply_async(("anyhow",), {"countdown": 600})
-        wait_for_status(bench, result.id, "retrying")
+    def test_waiting_for_a_retry(self, live: Bench) -> None:
+        result = live.project.retries.apply_async(("anyhow",), {"countdown": 600})
+        wait_for_status(live, result.id, "retrying")
         result.revoke()
-        assert_revoked(bench, result)
-        assert bench.witness.count(result.id, "body 1") == 0
+        assert_revoked(live, result)
+        assert live.witness.count(result.id, "body 1") == 0
 
-    def test_running(self, bench: Bench) -> None:
+    def test_running(self, live: Bench) -> None:
         """Its body goes on to the next durable call, here the return, and nothing of it counts."""
-        tasks = bench.project
+        tasks = live.project
         result = chain(tasks.waits.s(1), tasks.plain.s()).delay()
         runner = result.parent
-        seen(bench, runner.id, "body")
+        seen(live, runner.id, "body")
         runner.revoke()
         with pytest.raises(TaskRevokedError):
             runner.get(timeout=PROMPTLY)
         tasks.did(runner.id, "go")
-        assert_revoked(bench, runner)
-        seen(bench, runner.id, "body")
-        assert bench.witness.count(result.id) == 0
+        assert_revoked(live, runner)
+        seen(live, runner.id, "body")
+        assert live.witness.count(result.id) == 0
 
-    def test_running_and_to_be_stopped_at_once(self, bench: Bench) -> None:
-        result = bench.project.waits.delay(1)
-        seen(bench, result.id, "body")
+    def test_running_and_to_be_stopped_at_once(self, live: Bench) -> None:
+        result = live.project.waits.delay(1)
+        seen(live, result.id, "body")
         result.revoke(terminate=True)
-        assert_revoked(bench, result)
-        assert bench.project.quick.delay(7).get(timeout=20) == 7
+        assert_revoked(live, result)
+        assert live.project.quick.delay(7).get(timeout=20) == 7
 
     @pytest.mark.parametrize("how", ["revoke", "cancel"])
-    def test_before_its_first_message(self, bench: Bench, how: str) -> None:
+    def test_before_its_first_message(self, live: Bench, how: str) -> None:
         task_id = str(uuid.uuid4())
-        app = bench.app()
+        app = live.app()
         if how == "revoke":
             app.control.revoke(task_id)
         else:
             assert app.durable.cancel(task_id)
-        result = bench.project.nap.apply_async((1, 600), task_id=task_id)
+        result = live.project.nap.apply_async((1, 600), task_id=task_id)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=20)
-        assert_revoked(bench, result)
-        assert bench.witness.count(task_id, "body") == 0
+        assert_revoked(live, result)
+        assert live.witness.count(task_id, "body") == 0
 
-    def test_after_its_end(self, bench: Bench) -> None:
-        result = bench.project.quick.delay(42)
+    def test_after_its_end(self, live: Bench) -> None:
+        result = live.project.quick.delay(42)
         assert result.get(timeout=20) == 42
-        before = wait_for_status(bench, result.id, "succeeded")
+        before = wait_for_status(live, result.id, "succeeded")
         result.revoke()
-        assert (status(bench, result.id), result.state) == ("succeeded", "SUCCESS")
-        assert bench.app().durable.get(result.id) == before
-        assert bench.witness.count(result.id, "task_revoked") == 0
+        assert (status(live, result.id), result.state) == ("succeeded", "SUCCESS")
+        assert live.app().durable.get(result.id) == before
+        assert live.witness.count(result.id, "task_revoked") == 0
 
-    def test_twice(self, bench: Bench) -> None:
-        result = bench.project.nap.delay(1, 600)
-        wait_until_asleep(bench, result)
+    def test_twice(self, live: Bench) -> None:
+        result = live.project.nap.delay(1, 600)
+        wait_until_asleep(live, result)
         result.revoke()
         result.revoke()
-        assert_revoked(bench, result)
+        assert_revoked(live, result)
 
-    def test_one_whose_result_nobody_wants(self, bench: Bench) -> None:
-        result = bench.project.forget.delay(600)
-        wait_for_status(bench, result.id, "sleeping")
+    def test_one_whose_result_nobody_wants(self, live: Bench) -> None:
+        result = live.project.forget.delay(600)
+        wait_for_status(live, result.id, "sleeping")
         result.revoke()
-        wait_for_status(bench, result.id, "cancelled")
-        seen(bench, result.id, "task_revoked")
-        assert bench.witness.count(result.id, "after") == 0
+        wait_for_status(live, result.id, "cancelled")
+        seen(live, result.id, "task_revoked")
+        assert live.witness.count(result.id, "after") == 0
 
-    def test_a_plain_one(self, bench: Bench) -> None:
+    def test_a_plain_one(self, live: Bench) -> None:
         """As ever: the worker that gets its message drops it."""
         task_id = str(uuid.uuid4())
-        bench.app().control.revoke(task_id)
-        result = bench.project.plain.apply_async((1,), task_id=task_id)
+        live.app().control.revoke(task_id)
+        result = live.project.plain.apply_async((1,), task_id=task_id)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=20)
-        assert bench.witness.count(task_id, "plain") == 0
+        assert live.witness.count(task_id, "plain") == 0
 
-    def test_by_a_program_that_knows_nothing_of_this(self, bench: Bench) -> None:
+    def test_by_a_program_that_knows_nothing_of_this(self, live: Bench) -> None:
         """The worker that obeys its broadcast writes it to the row."""
-        result = bench.project.nap.delay(1, 600)
-        wait_until_asleep(bench, result)
-        stranger = Celery("stranger", broker=bench.broker.url, set_as_current=False)
+        result = live.project.nap.delay(1, 600)
+        wait_until_asleep(live, result)
+        stranger = Celery("stranger", broker=live.broker.url, set_as_current=False)
         assert stranger.control.revoke(result.id, reply=True, timeout=5)
-        bench.app().durable.wake(result.id)
+        live.app().durable.wake(result.id)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=20)
-        assert_revoked(bench, result)
-        assert bench.witness.count(result.id, "after") == 0
+        assert_revoked(live, result)
+        assert live.witness.count(result.id, "after") == 0
 
 
 class TestMany:
-    def test_a_list_of_ids_in_each_state(self, bench: Bench) -> None:
-        tasks = bench.project
+    def test_a_list_of_ids_in_each_state(self, live: Bench) -> None:
+        tasks = live.project
         sleeper, runner, done = tasks.nap.delay(1, 600), tasks.waits.delay(2), tasks.quick.delay(3)
         later = tasks.quick.apply_async((4,), countdown=600)
-        wait_until_asleep(bench, sleeper)
-        seen(bench, runner.id, "body")
+        wait_until_asleep(live, sleeper)
+        seen(live, runner.id, "body")
         assert done.get(timeout=20) == 3
-        bench.app().control.revoke([r.id for r in (sleeper, runner, done, later)])
+        live.app().control.revoke([r.id for r in (sleeper, runner, done, later)])
         tasks.did(runner.id, "go")
         for result in (sleeper, runner, later):
-            assert_revoked(bench, result)
+            assert_revoked(live, result)
         assert done.state == "SUCCESS"
 
-    def test_a_group(self, bench: Bench) -> None:
-        result = group(bench.project.nap.s(n, 600) for n in range(3)).delay()
+    def test_a_group(self, live: Bench) -> None:
+        result = group(live.project.nap.s(n, 600) for n in range(3)).delay()
         for member in result:
-            wait_until_asleep(bench, member)
+            wait_until_asleep(live, member)
         result.revoke()
         for member in result:
-            assert_revoked(bench, member)
+            assert_revoked(live, member)
 
     @pytest.mark.parametrize("countdown", [None, 600], ids=["asleep", "scheduled"])
-    def test_a_chord_with_a_cancelled_member_fails(self, bench: Bench, countdown: int | None) -> None:
-        tasks = bench.project
+    def test_a_chord_with_a_cancelled_member_fails(self, live: Bench, countdown: int | None) -> None:
+        tasks = live.project
         member = tasks.nap.s(1, 600).set(countdown=countdown)
         errback = tasks.old_errback.s()
         result = chord([member, tasks.quick.s(2)])(tasks.total.s().on_error(errback))
         cancelled, quick = result.parent.results
         assert quick.get(timeout=20) == 2
-        wait_for_status(bench, cancelled.id, "sleeping", "scheduled")
+        wait_for_status(live, cancelled.id, "sleeping", "scheduled")
         cancelled.revoke()
-        assert_revoked(bench, cancelled)
+        assert_revoked(live, cancelled)
         # The error of the member, which `get()` meets on its way to that of the chord.
         with pytest.raises(TaskRevokedError):
             result.get(timeout=20)
-        bench.wait_for(lambda: result.state == "FAILURE", message="the chord fails")
+        live.wait_for(lambda: result.state == "FAILURE", message="the chord fails")
         assert isinstance(result.result, ChordError)
-        seen(bench, result.id, "old errback")
-        assert bench.witness.count(result.id, "total") == 0
+        seen(live, result.id, "old errback")
+        assert live.witness.count(result.id, "total") == 0
 
-    def test_all_that_a_filter_finds(self, bench: Bench) -> None:
-        results = [bench.project.nap.apply_async((n, 600), task_id=f"filtered-{n}") for n in range(5)]
+    def test_all_that_a_filter_finds(self, live: Bench) -> None:
+        results = [live.project.nap.apply_async((n, 600), task_id=f"filtered-{n}") for n in range(5)]
         for result in results:
-            wait_until_asleep(bench, result)
-        changed = bench.app().durable.cancel(status="sleeping", text="filtered-")
+            wait_until_asleep(live, result)
+        changed = live.app().durable.cancel(status="sleeping", text="filtered-")
         assert sorted(changed.task_ids) == [r.id for r in results]
         for result in results:
-            assert_revoked(bench, result)
+            assert_revoked(live, result)
 
 
 class TestRace:
-    def test_a_revoke_that_races_the_wake_ends_the_task_once(self, bench: Bench) -> None:
+    def test_a_revoke_that_races_the_wake_ends_the_task_once(self, live: Bench) -> None:
         """Completed, or revoked: never both, and what follows fits."""
-        tasks = bench.project
+        tasks = live.project
         chains = [chain(tasks.nap.s(n, 2.0), tasks.plain.s()).delay() for n in range(50)]
         sleepers = [result.parent for result in chains]
         for sleeper in sleepers:
-            bench.wait_for(lambda s=sleeper: s.state not in ("PENDING", "STARTED"), 60, "it sleeps")
+            live.wait_for(lambda s=sleeper: s.state not in ("PENDING", "STARTED"), 60, "it sleeps")
 
         def revoke(number: int) -> None:
             """Some before their wake, most while they come to their end after it."""
             sleeper = sleepers[number]
             if number % 4:
-                bench.wait_for(lambda: bench.witness.count(sleeper.id, "body") == 2, 90, "it is woken")
+                live.wait_for(lambda: live.witness.count(sleeper.id, "body") == 2, 90, "it is woken")
             sleeper.revoke()
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(revoke, range(len(sleepers))))
         for sleeper in sleepers:
-            wait_for_status(bench, sleeper.id, "succeeded", "cancelled", timeout=60)
-        completed = [r for r in chains if status(bench, r.parent.id) == "succeeded"]
-        cancelled = [r for r in chains if status(bench, r.parent.id) == "cancelled"]
+            wait_for_status(live, sleeper.id, "succeeded", "cancelled", timeout=60)
+        completed = [r for r in chains if status(live, r.parent.id) == "succeeded"]
+        cancelled = [r for r in chains if status(live, r.parent.id) == "cancelled"]
         for result in completed:
             assert result.get(timeout=20) == result.parent.get(timeout=5)
-            assert bench.witness.count(result.parent.id, "task_revoked") == 0
-            assert bench.witness.count(result.parent.id, "task_success") == 1
+            assert live.witness.count(result.parent.id, "task_revoked") == 0
+            assert live.witness.count(result.parent.id, "task_success") == 1
         for result in cancelled:
-            assert_revoked(bench, result.parent)
-            assert bench.witness.count(result.parent.id, "task_success") == 0
-            assert bench.witness.count(result.id, "plain") == 0
+            assert_revoked(live, result.parent)
+            assert live.witness.count(result.parent.id, "task_success") == 0
+            assert live.witness.count(result.id, "plain") == 0
 
 
 class TestWithoutWorkers:
@@ -234,14 +231,18 @@ class TestWithoutWorkers:
     def test_it_is_written_while_all_are_down_and_told_when_one_is_back(self, bench: Bench) -> None:
         beat, worker = bench.beat(wait=False), bench.worker()
         beat.wait_until_ready()
-        results = [bench.project.nap.delay(1, 600), bench.project.quick.apply_async(countdown=600)]
+        tasks = bench.project
+        results = [tasks.nap.delay(600), tasks.end_as.apply_async(("value",), countdown=600)]
         wait_until_asleep(bench, results[0])
         worker.stop()
         for result in results:
             result.revoke()
             with pytest.raises(TaskRevokedError):
                 result.get(timeout=PROMPTLY)
+            assert status(bench, result.id) == "ending"
         worker.start()
         for result in results:
-            assert_revoked(bench, result)
-        assert bench.witness.count(results[0].id, "after") == bench.witness.count(results[1].id, "body") == 0
+            wait_for_status(bench, result.id, "cancelled")
+            assert result.state == "REVOKED"
+        assert bench.witness.steps(results[0].id) == ["body", "before"]
+        assert bench.witness.steps(results[1].id) == []
