@@ -16,17 +16,32 @@ from typing import Any
 
 from celery import Celery, signals
 from celery.exceptions import SoftTimeLimitExceeded
+from sqlalchemy import Engine, event
 
 from celery_durable import Durable, DurableTask, current_lease, sleep, step
 from celery_durable.signals import lease_lost, task_quarantined, task_recovered
+from celery_durable.worker import side, upkeep
+from celery_durable.worker.interrupt import deliver_to_nobody
 from tests.nodes import Witness
 from tests.nodes.bench import CONF_VARIABLE
 
 app = Celery("leases")
-app.conf.update(durable_lease_ttl=6, durable_heartbeat_interval=1, durable_revoke_grace=2)
+app.conf.update(durable_lease_ttl=6, durable_heartbeat_interval=1, durable_revoke_grace=4)
 app.conf.durable_poll_interval = 0.1
 app.conf.update(json.loads(os.environ.get(CONF_VARIABLE, "{}")))
 durable = Durable(app)
+
+if os.environ.get("LEASES_NO_INTERRUPTS"):
+    # A pool that cannot interrupt what it runs.
+    side.deliver_to_thread = deliver_to_nobody
+if os.environ.get("LEASES_ADOPT_AFTER"):
+    upkeep.ADOPT_AFTER = float(os.environ["LEASES_ADOPT_AFTER"])
+if os.environ.get("LEASES_SPY"):
+    # Which process uses which connection of the server.
+    @event.listens_for(Engine, "before_cursor_execute")
+    def on_statement(connection: Any, *args: Any) -> None:
+        Witness.here().saw("statement", str(connection.connection.driver_connection.info.backend_pid))
+
 
 TICK = 0.1
 ALWAYS = 1_000_000
@@ -142,8 +157,9 @@ def sleep_in_place(seconds: float) -> None:
 
 
 def hold_the_interpreter(seconds: float) -> None:
-    """A C call during which no Python code runs in this process."""
+    """A C call during which no Python code runs in this process, and then some Python code."""
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    tick(seconds)
 
 
 def swallow_in_step(seconds: float) -> None:
@@ -217,13 +233,14 @@ def healthy(self: Any, number: int) -> int:
 
 
 @app.task(base=DurableTask, bind=True)
-def two_naps(self: Any, seconds: float) -> list[int]:
-    tokens = []
-    for _ in range(2):
+def works_and_naps(self: Any, seconds: float, nap: float) -> int:
+    """The first run works, a later one goes to sleep at once."""
+    saw(self.request.id, "body")
+    if current_lease().token == 1:
         tick(seconds)
-        tokens.append(current_lease().token)
-        sleep(1.5)
-    return tokens
+    sleep(nap)
+    saw(self.request.id, "awake")
+    return current_lease().token
 
 
 @app.task(base=DurableTask, bind=True)
@@ -234,6 +251,15 @@ def heeds_soft_limit(self: Any, seconds: float) -> str:
     except SoftTimeLimitExceeded:
         saw(self.request.id, "soft limit")
         return "limited"
+    return "done"
+
+
+@app.task(base=DurableTask, bind=True)
+def two_steps_and_a_nap(self: Any, seconds: float, nap: float) -> str:
+    """It works in two runs; each of them for so long."""
+    step(tick, seconds)
+    sleep(nap)
+    step(tick, seconds)
     return "done"
 
 

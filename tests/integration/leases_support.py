@@ -12,7 +12,7 @@ from tests.nodes import Bench, Worker
 
 PROJECT = "tests.integration.leases_proj"
 #: As in the project: seconds between renewals, from asking a run to stop to killing it, of a lease.
-INTERVAL, GRACE, TTL = 1.0, 2.0, 6.0
+INTERVAL, GRACE, TTL = 1.0, 4.0, 6.0
 
 
 def execute(bench: Bench, statement: str, **values: Any) -> list[Any]:
