@@ -56,7 +56,7 @@ class TestOneTask:
         assert live.witness.count(result.id, "body") == 0
 
     def test_waiting_for_a_retry(self, live: Bench) -> None:
-        result = live.project.retries.apply_async(("anyhow",), {"countdown": 600})
+        result = live.project.retries.apply_async(("exhausted",), {"countdown": 600})
         wait_for_status(live, result.id, "retrying")
         result.revoke()
         assert_revoked(live, result)
