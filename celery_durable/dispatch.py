@@ -26,7 +26,7 @@ class Dispatcher:
     """Takes due rows, publishes them, notes what the broker confirmed.
 
     ``limits(task_name)`` gives a task's crash limit and lease ttl. ``undisturbed()`` is entered for the
-    time between the first publish of a batch and the note of it.
+    time between taking a batch and the note of what became of it.
     """
 
     def __init__(
@@ -64,19 +64,22 @@ class Dispatcher:
         self._settle()
         if not self._publisher.connect():
             return 0
-        runtime = self._runtime
-        batch = runtime.health.watch(
-            lambda: runtime.store.due.take(runtime.settings.batch_size, self._limits, runtime.health.outage)
-        )
-        self._report(batch)
-        if batch.outgoing:
-            with self._undisturbed():
+        with self._undisturbed():
+            batch = self._take()
+            if batch.outgoing:
                 reached(Point.DUE_TAKEN)
                 self._owed.append(self._publisher.publish(batch.outgoing))
                 reached(Point.WAKES_SENT)
                 self._settle()
                 reached(Point.WAKES_NOTED)
+        self._report(batch)
         return batch.found
+
+    def _take(self) -> Batch:
+        runtime = self._runtime
+        return runtime.health.watch(
+            lambda: runtime.store.due.take(runtime.settings.batch_size, self._limits, runtime.health.outage)
+        )
 
     def run(self) -> int:
         """Batches until nothing is due, for a second at most. Returns how many rows were due."""

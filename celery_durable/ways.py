@@ -117,6 +117,8 @@ class Pipelined:
         kept = []
         with self._producer.batch(max_size=_PIPELINE):
             for item in attempt.items:
+                if not attempt.may_begin:
+                    break
                 try:
                     self._producer.publish(**item.arguments, retry=False)
                 except BROKEN_MESSAGE as error:

@@ -1,0 +1,173 @@
+"""Schedulers that end in the midst of their work: nothing is lost, and nothing takes effect twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from celery_durable.records import Status
+from celery_durable.store import Store
+from tests.integration.forks import die, end, end_all, exit_code, fork, run_beat
+from tests.nodes import Bench, on
+from tests.store.rows import fill_asleep
+
+KILLS = 20
+#: Forty on the deployment where a process has most to lose, a few on the others.
+TERMS = {"redis-postgres": 40}
+
+
+@pytest.fixture(autouse=True)
+def no_fork_outlives_its_test() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@pytest.fixture
+def store(bench: Bench) -> Iterator[Store]:
+    """The store of the bench's app in this process."""
+    bench.configure(durable_resend_delay=3600)
+    store: Store = bench.app().durable.store  # type: ignore[attr-defined]
+    store.upgrade()
+    yield store
+    store.dispose()
+
+
+class TestKilled:
+    @on("embedded-sqlite", "redis-postgres", "rabbitmq-postgres")
+    def test_before_the_publish_after_it_and_after_the_note_each_timer_takes_effect_once(
+        self, bench: Bench
+    ) -> None:
+        bench.configure(durable_batch_size=1, durable_resend_delay=3600)
+        durable = bench.app().durable  # type: ignore[attr-defined]
+        bench.worker(concurrency=2)
+        results = [bench.project.doze.delay(number, 1.1) for number in range(3 * KILLS)]
+        asleep = partial(count_where, durable.store, status=Status.SLEEPING)
+        bench.wait_for(lambda: asleep() == len(results), 40, "all of them sleep")
+
+        for dies in (before_publish, after_publish, after_note):
+            bench.wait_for(lambda: durable.store.due.poll().due_in < 0, message="one is due")
+            for _ in range(KILLS):
+                pid = fork(partial(dies, durable), bench.folder / "forks.log")
+                assert exit_code(pid) == -signal.SIGKILL
+
+        bench.beat()
+        assert sorted(result.get(timeout=40) for result in results) == list(range(3 * KILLS))
+        assert bench.witness.count(step="woken") == 3 * KILLS
+        assert all(bench.witness.steps(result.id) == ["body", "body", "woken"] for result in results)
+
+
+def before_publish(durable: Any) -> None:
+    dispatcher = durable.dispatcher()
+    dispatcher._publisher.publish = lambda _batch: die()
+    dispatcher.run_once()
+
+
+def after_publish(durable: Any) -> None:
+    durable.store.due.confirm = lambda *_: die()
+    durable.dispatcher().run_once()
+
+
+def after_note(durable: Any) -> None:
+    durable.dispatcher().run_once()
+    die()
+
+
+class TestTerminated:
+    @pytest.mark.timeout(180)
+    @on("redis-sqlite", "redis-postgres", "rabbitmq-postgres")
+    def test_forty_times_in_the_midst_of_a_backlog_and_every_message_is_accounted_for(
+        self, bench: Bench, store: Store
+    ) -> None:
+        fill_asleep(store, 20_000, store.now() - timedelta(hours=1), spread=0)
+        log = bench.folder / "forks.log"
+        taken = 0.0
+        for _ in range(TERMS.get(bench.deployment.id, 8)):
+            before = sum(bench.broker.messages())
+            pid = fork(partial(run_beat, bench.app()), log)
+            bench.wait_for(partial(has_sent_since, bench, before), message="it is sending")
+            time.sleep(random.uniform(0, 0.1))
+            os.kill(pid, signal.SIGTERM)
+            began = time.monotonic()
+            assert exit_code(pid) == 0, log.read_text()[-3000:]
+            taken = max(taken, time.monotonic() - began)
+        assert "Traceback" not in log.read_text()
+        assert marked_as_sent(store) == sum(bench.broker.messages())
+        all_others_are_due = partial(is_due, store, 20_000 - marked_as_sent(store))
+        bench.wait_for(all_others_are_due, 5, "what was taken and not sent is given back at once")
+        assert taken < 5
+
+
+def has_sent_since(bench: Bench, before: int) -> bool:
+    return sum(bench.broker.messages()) > before
+
+
+def is_due(store: Store, count: int) -> bool:
+    executions = store.context.schema.executions
+    return count_where(store, executions.c.wake_at <= store.now()) == count
+
+
+def marked_as_sent(store: Store) -> int:
+    """How many rows the schedulers know to be sent: their next time is the resend time."""
+    executions = store.context.schema.executions
+    return count_where(store, executions.c.wake_at > store.now() + timedelta(minutes=10))
+
+
+class TestManyAtOnce:
+    @pytest.mark.timeout(120)
+    @on("embedded-sqlite", "redis-postgres")
+    def test_three_schedulers_of_which_one_is_killed_wake_each_task_once(self, bench: Bench) -> None:
+        period, tasks = 2.0, 100
+        bench.configure(
+            durable_batch_size=10,
+            beat_schedule={"tick": {"task": "tests.integration.proj.note", "schedule": period}},
+        )
+        store: Store = bench.app().durable.store  # type: ignore[attr-defined]
+        bench.worker(concurrency=2)
+        results = [bench.project.doze.delay(number, 6) for number in range(tasks)]
+        began = time.monotonic()
+        beats = [start_beat(bench, number) for number in range(3)]
+        bench.wait_for(lambda: bench.witness.count(step="woken") >= tasks // 4, 40, "they are at work")
+        end(beats.pop(0))
+        beats.append(start_beat(bench, 3))
+        assert sorted(result.get(timeout=60) for result in results) == list(range(tasks))
+        bench.wait_for(lambda: bench.witness.count(step="note") >= 4, 40, "the entry runs on")
+        for pid in beats:
+            os.kill(pid, signal.SIGTERM)
+        assert [exit_code(pid) for pid in beats] == [0, 0, 0]
+        periods = (time.monotonic() - began) / period
+
+        assert bench.witness.count(step="woken") == tasks
+        runs = store.schedule.load(["tick"])[0]["tick"].total_run_count
+        assert runs <= periods + 1
+        waiting = partial(count_where, store, status=Status.OUTBOX)
+        bench.wait_for(
+            lambda: bench.witness.count(step="note") + waiting() == runs, message="once for each run"
+        )
+
+
+def start_beat(bench: Bench, number: int) -> int:
+    """A beat in a fork; its handlers for signals are in place."""
+    log = bench.folder / f"beat-{number}.log"
+    pid = fork(partial(run_beat, bench.app()), log)
+    bench.wait_for(lambda: log.exists() and "beat: Starting" in log.read_text(), message="beat starts")
+    return pid
+
+
+def count_where(store: Store, *conditions: Any, **equal: Any) -> int:
+    """How many executions fit."""
+    executions = store.context.schema.executions
+    wanted = [executions.c[name] == value for name, value in equal.items()]
+    with store.database.statements() as connection:
+        found: int = connection.execute(
+            select(func.count()).select_from(executions).where(*conditions, *wanted)
+        ).scalar_one()
+        return found
