@@ -143,10 +143,13 @@ def _check_import(module: str, name: str | None) -> Iterator[str]:
         return
     try:
         found = importlib.import_module(module)
-        if name is not None and not hasattr(found, name):
-            importlib.import_module(f"{module}.{name}")
     except ImportError:
-        yield f"an example imports {name or ''} from {module}, which there is not"
+        # An optional package may be there in part.
+        if top not in OPTIONAL:
+            yield f"an example imports {module}, which there is not"
+        return
+    if name is not None and not hasattr(found, name) and not _is_installed(f"{module}.{name}"):
+        yield f"an example imports {name} from {module}, which there is not"
 
 
 #: Imports the files of a project; modules of it that a page does not show are made up.
@@ -204,9 +207,11 @@ def _needs_more(block: str) -> bool:
     return any(top in OPTIONAL and not _is_installed(top) for top in tops)
 
 
-def _is_installed(package: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
-        return package in sys.modules or importlib.util.find_spec(package) is not None
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what it would be in is no package
+        return False
     except ValueError:  # it has replaced itself in sys.modules
         return True
 
