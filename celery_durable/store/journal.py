@@ -90,8 +90,13 @@ class JournalRows:
             self.clear(connection, task_id)
         if entries:
             sleeps_until = due_at or change.wake_at
-            rows = [self._values(task_id, entry, sleeps_until) for entry in entries]
-            connection.execute(self._insert().values(rows).on_conflict_do_nothing(index_elements=_KEY))
+            # One statement for all, which SQLAlchemy keeps compiled: of a list of values it does not.
+            connection.execute(
+                self._insert()
+                .values(recorded_at=self._context.now())
+                .on_conflict_do_nothing(index_elements=_KEY),
+                [self._values(task_id, entry, sleeps_until) for entry in entries],
+            )
         return change
 
     def _apply(self, connection: Connection, fenced: Update) -> Change | None:
@@ -109,6 +114,7 @@ class JournalRows:
         rows = []
         for entry in entries:
             values = self._values(task_id, entry, due_at or change.c.wake_at)
+            values["recorded_at"] = self._context.now()
             rows.append(
                 select(*(cast(values[column.name], column.type) for column in columns)).select_from(change)
             )
@@ -136,7 +142,6 @@ class JournalRows:
             "payload": entry.payload,
             "content_type": entry.content_type,
             "content_encoding": entry.content_encoding,
-            "recorded_at": self._context.now(),
         }
 
 

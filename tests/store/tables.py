@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from sqlalchemy import event, select, update
+from sqlalchemy.engine.interfaces import CacheStats
 
 from celery_durable.records import (
     Claim,
@@ -171,13 +172,17 @@ class Statements:
 
     def __init__(self, store: Store) -> None:
         self.texts: list[str] = []
+        #: The statements that SQLAlchemy had to compile.
+        self.compiled: list[str] = []
         engine = store.database.engine
         event.listen(engine, "before_cursor_execute", self._note)
         event.listen(engine, "begin", self._note_begin)
         event.listen(engine, "commit", lambda connection: self._note_end(connection, "COMMIT"))
 
-    def _note(self, _connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+    def _note(self, _conn: Any, _cursor: Any, text: str, _params: Any, context: Any, _many: bool) -> None:
         self.texts.append(" ".join(text.split()))
+        if context.compiled is not None and context.cache_hit is not CacheStats.CACHE_HIT:
+            self.compiled.append(self.texts[-1])
 
     def _note_begin(self, connection: Any) -> None:
         # SQLite's own is an ordinary statement.
@@ -191,6 +196,7 @@ class Statements:
     def during(self, call: Any) -> list[str]:
         """The first words of the statements of one call."""
         self.texts.clear()
+        self.compiled.clear()
         call()
         return [text.split()[0] for text in self.texts]
 

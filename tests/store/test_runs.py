@@ -635,3 +635,33 @@ def test_the_life_of_a_task_takes_few_statements_on_sqlite(sqlite_url):
     ]
     assert statements.during(lambda: store.runs.end(keys[1], VALUE, TTL)) == ["UPDATE"]
     assert statements.during(lambda: store.runs.finish(keys[1], Status.SUCCEEDED)) == ["UPDATE"]
+
+
+def live(store, task_id):
+    """A life with all that there is in it."""
+    key = claimed(store, delivery(task_id)).key
+    store.leases.renew([key, replace(key, token=7)], TTL)
+    store.runs.record(key, [step(1)])
+    store.runs.record(key, [step(2), step(3)])
+    store.runs.record(key, [step(n) for n in range(4, 5 + FEW)])
+    store.runs.record_sleep(key, [sleep(20)], Due(at=store.now()))
+    store.runs.park(key, Due(), entries=[sleep(21)])
+    store.due.confirm(store.due.take(1, lambda name: (3, TTL)).outgoing, 120.0)
+    key = claimed(store, wake(task_id)).key
+    store.runs.park(key, Due(), status=Status.RETRYING, message=NEW_MESSAGE)
+    store.due.take(1, lambda name: (3, TTL))
+    key = claimed(store, wake(task_id, version=1)).key
+    store.leases.hand_back(key)
+    key = claimed(store, wake(task_id, version=1)).key
+    followers = [follower(f"after-{task_id}"), follower(f"plain-{task_id}", durable=False)]
+    store.runs.end(key, VALUE, TTL, followers=followers)
+    store.runs.finish(key, Status.SUCCEEDED)
+
+
+def test_every_statement_is_compiled_once(store):
+    live(store, "first")
+    statements = Statements(store)
+
+    statements.during(lambda: live(store, "second"))
+
+    assert statements.compiled == []
