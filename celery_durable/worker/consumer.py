@@ -2,6 +2,7 @@
 
 A deploy may take a task's name or a serializer away from under what sleeps. Celery would store a failure
 for such a message; here its row stays, is sent again with a growing pause, and fails at a stated limit.
+What has its outcome already, such as a cancel, is told at once.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery import states
 from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.worker.consumer import Consumer
 
-from celery_durable.errors import StoreUnavailable
+from celery_durable.errors import StoreUnavailable, TaskQuarantined
 from celery_durable.message import capture, delivery_of, instant_of_header, mark_of
 from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Delivery, Outcome, OutcomeKind, Status
@@ -57,8 +57,8 @@ class DurableConsumer(Consumer):
             expires=instant_of_header(self.app, headers.get("expires")),
         )
         try:
-            if int(mark.get("wake") or 0) >= UNKNOWN_LIMIT:
-                self._fail(delivery, message, error)
+            if int(mark.get("wake") or 0) >= UNKNOWN_LIMIT or self._has_outcome(delivery):
+                self._end(delivery, message, error)
             else:
                 self._keep(delivery, error)
         except StoreUnavailable as unavailable:
@@ -79,31 +79,59 @@ class DurableConsumer(Consumer):
         durable.store.claims.keep(delivery, durable.settings.resend_delay)
         reached(Point.MESSAGE_KEPT)
 
-    def _fail(self, delivery: Delivery, message: Any, error: Exception) -> None:
-        """End the row with a failure that names the cause; chord and errbacks are told where readable."""
+    def _has_outcome(self, delivery: Delivery) -> bool:
+        """Whether the task was cancelled, or died in its end: to tell of that, its code is not needed."""
+        if not delivery.is_wake:
+            return False
+        found = self.app.durable.store.queries.get(delivery.task_id)
+        return found is not None and found.outcome is not None
+
+    def _end(self, delivery: Delivery, message: Any, error: Exception) -> None:
+        """End the row, with a failure that names the cause where it has no outcome yet."""
         durable = self.app.durable
-        runtime, settings = durable.runtime, durable.settings
-        claim = runtime.store.claims.claim(delivery, runtime.owner, settings.lease_ttl, None)
+        runtime, ttl = durable.runtime, durable.settings.lease_ttl
+        claim = runtime.store.claims.claim(delivery, runtime.owner, ttl, None)
         if not isinstance(claim, Claim):
             return
-        payload, _ = runtime.outcome_codec.encode_exception(error)
-        outcome = Outcome(
-            OutcomeKind.EXCEPTION, repr(error), payload.data, payload.content_type, payload.content_encoding
-        )
-        if claim.outcome is None and runtime.store.runs.end(claim.key, outcome, settings.lease_ttl) is None:
+        outcome = claim.outcome
+        if outcome is None:
+            payload, _ = runtime.outcome_codec.encode_exception(error)
+            encoding = payload.content_type, payload.content_encoding
+            outcome = Outcome(OutcomeKind.EXCEPTION, repr(error), payload.data, *encoding)
+            if runtime.store.runs.end(claim.key, outcome, ttl) is None:
+                return
+            logger.error("%s[%s] fails: %r", delivery.task_name, delivery.task_id, error)
+            reached(Point.UNKNOWN_FAILED)
+        try:
+            status = self._tell(Context({**message.headers, **_embedded(message)}), outcome)
+        except Exception as untold:  # noqa: BLE001 - each result store has errors of its own
+            # Its lease runs out, and the next wake finds the outcome.
+            logger.warning(
+                "%s[%s] has ended, nobody is told yet: %r", delivery.task_name, delivery.task_id, untold
+            )
             return
-        logger.error("%s[%s] fails: %r", delivery.task_name, delivery.task_id, error)
-        reached(Point.UNKNOWN_FAILED)
-        request = Context({**message.headers, **_embedded(message)})
-        self.app.backend.mark_as_failure(
-            delivery.task_id,
-            error,
-            request=request,
-            store_result=not request.ignore_result,
-            state=states.FAILURE,
-        )
         reached(Point.UNKNOWN_TOLD)
-        runtime.store.runs.finish(claim.key, Status.FAILED)
+        runtime.store.runs.finish(claim.key, status)
+
+    def _tell(self, request: Any, outcome: Outcome) -> str:
+        """Tell result store, chord and errbacks, as far as the message can be read. Returns the row's end."""
+        backend, codec = self.app.backend, self.app.durable.runtime.outcome_codec
+        stored = (outcome.payload, outcome.content_type, outcome.content_encoding)
+        how = {"request": request, "store_result": not request.ignore_result}
+        if outcome.kind == OutcomeKind.VALUE:
+            backend.mark_as_done(request.id, codec.decode(*stored), **how)
+            return Status.SUCCEEDED
+        if outcome.kind in (OutcomeKind.CANCELLED, OutcomeKind.EXPIRED):
+            reason = "expired" if outcome.kind == OutcomeKind.EXPIRED else "revoked"
+            backend.mark_as_revoked(request.id, reason, **how)
+            return Status.CANCELLED
+        if outcome.kind == OutcomeKind.QUARANTINED:
+            backend.mark_as_failure(request.id, TaskQuarantined(request.id, outcome.reason or ""), **how)
+            return Status.QUARANTINED
+        if outcome.kind == OutcomeKind.EXCEPTION:
+            backend.mark_as_failure(request.id, codec.decode_exception(*stored), **how)
+            return Status.FAILED
+        return Status.SUCCEEDED
 
 
 def _embedded(message: Any) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""A deploy may take away what sleeping tasks need: their rows stay, and fail visibly only at a limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import chord
+from celery.exceptions import ChordError, NotRegistered
+
+from celery_durable.records import Due
+from tests.integration.features_support import PROJECT, seen
+from tests.integration.support import row, wait_for_status, wait_until_asleep
+from tests.nodes import Bench, Worker, on
+
+#: A release without one task, without the project's own serializer, and with a changed signature.
+NARROW = {"FEATURES_WITHOUT": "nap", "FEATURES_NARROW": "1"}
+
+
+@pytest.fixture
+def bench_module() -> str:
+    return PROJECT
+
+
+@pytest.fixture
+def worker(bench: Bench) -> Worker:
+    """A worker of the first release, and a beat; a wake that nobody claims is sent again after a second."""
+    bench.configure(durable_resend_delay=1)
+    worker = bench.worker(wait=False)
+    bench.beat()
+    worker.wait_until_ready()
+    return worker
+
+
+class TestUnknownToThisRelease:
+    @on("redis-postgres", "rabbitmq-postgres")
+    def test_it_waits_for_a_worker_that_understands_it(self, bench: Bench, worker: Worker) -> None:
+        t = bench.project
+        names = t.nap.delay(1, 600)
+        types = t.quick.apply_async((2,), serializer="own", countdown=600)
+        changed = t.with_signature.apply_async((3,), link_error=t.errback.s())
+        wait_until_asleep(bench, names)
+        wait_until_asleep(bench, changed)
+        worker.kill()
+        narrow = bench.worker(name="narrow", env=NARROW)
+        make_due(bench, names, types, changed)
+        fresh = t.nap.delay(4, 1.1)
+
+        with pytest.raises(TypeError, match="with_another_signature"):
+            changed.get(timeout=20)
+        seen(bench, changed.id, "errback TypeError")
+        for result in (names, types, fresh):
+            bench.wait_for(lambda result=result: sends(bench, result.id) >= 2)
+            assert not result.ready()
+            assert f"{result.id}] is not understood by this worker" in narrow.logs()
+        assert bench.witness.count(names.id, "after") == 0
+
+        narrow.kill()
+        worker.start()
+        assert [result.get(timeout=30) for result in (names, types, fresh)] == [1, 2, 4]
+        seen(bench, names.id, "after")
+        seen(bench, fresh.id, "after")
+
+    @on("redis-postgres", "rabbitmq-postgres")
+    def test_at_the_limit_it_fails_and_that_is_told(self, bench: Bench, worker: Worker) -> None:
+        t = bench.project
+        alone = t.nap.apply_async((1, 600), link_error=t.errback.s())
+        cancelled = t.nap.delay(2, 600)
+        own = t.quick.apply_async((3,), serializer="own", countdown=600)
+        result = chord([t.nap.s(1, 600), t.plain.s(2)])(t.collect.s().on_error(t.errback.s()))
+        member = result.parent.results[0]
+        for sleeper in (alone, cancelled, member):
+            wait_until_asleep(bench, sleeper)
+        worker.kill()
+        bench.worker(name="narrow", env={**NARROW, "FEATURES_LIMIT": "2"})
+        make_due(bench, alone, own, member)
+        cancelled.revoke()
+
+        with pytest.raises(NotRegistered, match="nap"):
+            alone.get(timeout=30)
+        seen(bench, alone.id, "errback NotRegistered")
+        wait_for_status(bench, alone.id, "failed")
+        bench.wait_for(result.ready)
+        assert isinstance(result.result, ChordError)
+        seen(bench, result.id, "errback ChordError")
+        with pytest.raises(Exception, match="application/x-own"):
+            own.get(timeout=20)
+        wait_for_status(bench, own.id, "failed")
+        wait_for_status(bench, cancelled.id, "cancelled")
+        assert cancelled.state == "REVOKED"
+
+
+def make_due(bench: Bench, *results: Any) -> None:
+    """Let the time of sleeping tasks come."""
+    task_ids = [result.id for result in results]
+    assert len(bench.app().durable.store.verdicts.move(task_ids, Due())) == len(task_ids)
+
+
+def sends(bench: Bench, task_id: str) -> int:
+    """How often a wake was sent that nobody has claimed."""
+    found = row(bench, task_id)
+    return 0 if found is None else found.sends
