@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
 
+from celery_durable.cli import durable
 from tests.integration.features_support import features_bench, seen
 from tests.integration.support import status, wait_for_status, wait_until_asleep
 from tests.nodes import Bench, Servers, on
@@ -24,9 +27,17 @@ def live(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield live
 
 
-def run(bench: Bench, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """`celery -A … durable …`, which ends with this exit code and never with a traceback."""
-    done = bench.celery("durable", *arguments, timeout=60)
+def run(bench: Bench, *arguments: str, code: int = 0) -> Result:
+    """`celery -A … durable …` within this process, which ends with this exit code."""
+    context = CLIContext(app=bench.app(), no_color=True, workdir=None)
+    result = CliRunner().invoke(durable, arguments, obj=context)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def process(bench: Bench, *arguments: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    """The same as a process of its own, which never ends with a traceback."""
+    done = bench.celery("durable", *arguments, env=env, timeout=100)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -102,17 +113,15 @@ class TestBesideAWorker:
 class TestByItself:
     @on("redis-postgres")
     def test_it_works_with_everything_else_down_and_says_so_when_the_database_is(self, bench: Bench) -> None:
-        run(bench, "upgrade")
+        assert "before, there were none" in process(bench, "upgrade").stdout
         result = bench.project.end_as.apply_async(("value",), countdown=600)
-        assert bench.store_server is not None
-        assert [item["task_id"] for item in answer(bench, "list")] == [result.id]
-        run(bench, "cancel", result.id)
+        listed = json.loads(process(bench, "list", "--json").stdout)
+        assert [item["task_id"] for item in listed] == [result.id]
+        process(bench, "cancel", result.id)
         assert status(bench, result.id) == "ending"
-        away = {"CELERY_DURABLE_DATABASE_URL": "postgresql+psycopg://proj:hunter2@127.0.0.1:1/proj"}
-        done = bench.celery("durable", "list", env=away, timeout=60)
-        assert done.returncode == 3
+        away = "postgresql+psycopg://proj:hunter2@127.0.0.1:1/proj"
+        done = process(bench, "list", code=3, CELERY_DURABLE_DATABASE_URL=away)
         assert "hunter2" not in one_line(done.stderr)
-        assert "Traceback" not in done.stderr
 
     @on("redis-postgres")
     def test_its_scheduler_wakes_what_is_due_beside_another_beat(self, bench: Bench) -> None:
