@@ -13,7 +13,6 @@ from kombu.utils.json import loads
 
 from celery_durable import Execution
 from tests.integration.support import (
-    assert_no_traceback,
     row,
     running_bench,
     start_worker_and_beat,
@@ -34,7 +33,7 @@ def running(
 
 
 @contextmanager
-def copying(app: Celery) -> Iterator[Callable[[], None]]:
+def copying(bench: Bench) -> Iterator[Callable[[], None]]:
     """What is sent within this block can be sent again, byte for byte, by the function it gives."""
     sent: list[dict[str, Any]] = []
 
@@ -44,7 +43,7 @@ def copying(app: Celery) -> Iterator[Callable[[], None]]:
     signals.before_task_publish.connect(keep)
 
     def send_again() -> None:
-        with app.producer_pool.acquire() as producer:
+        with bench.app().producer_pool.acquire() as producer:
             for item in sent:
                 producer.publish(
                     item["body"],
@@ -94,7 +93,7 @@ class TestCopies:
     """The same message five more times: one run, nothing changes."""
 
     def test_while_it_runs(self, running: Bench) -> None:
-        with copying(running.app()) as send_again:
+        with copying(running) as send_again:
             result = running.project.tracked.delay()
         running.wait_for(lambda: result.state == "STARTED")
         before = essence(row(running, result.id))
@@ -109,7 +108,7 @@ class TestCopies:
         assert running.witness.steps(result.id) == ["body", "go"]
 
     def test_while_it_sleeps_and_after_its_end(self, running: Bench) -> None:
-        with copying(running.app()) as send_again:
+        with copying(running) as send_again:
             result = running.project.nap.delay(3600)
         asleep = wait_until_asleep(running, result)
         meta = result.info
@@ -256,66 +255,6 @@ class TestRetry:
         result = running.project.retries_with.delay(1)
         assert result.get(timeout=15) == [2]
         assert running.witness.steps(result.id) == ["step 1", "step 2"]
-
-
-class TestOtherProducers:
-    """Who sends by name, or does not know the extension, sends a durable task all the same."""
-
-    @on("redis-postgres", "rabbitmq-postgres", fixture="running")
-    def test_a_task_sent_by_an_app_without_the_extension_sleeps(self, running: Bench) -> None:
-        with Celery("other", set_as_current=False) as other:
-            other.conf.broker_url = running.app().conf.broker_url
-            with copying(other) as send_again:
-                sent = other.send_task("tests.integration.proj.nap", (3600,))
-            result = running.app().AsyncResult(sent.id)
-            asleep = wait_until_asleep(running, result)
-            send_again()
-        running.wait_for(lambda: dropped(running, result.id) == 1)
-        assert essence(row(running, result.id)) == essence(asleep)
-        running.app().durable.wake(result.id)
-        assert result.get(timeout=15) == ["first", "second", 2]
-        wait_for_status(running, result.id, "succeeded")
-        assert running.witness.steps(result.id) == ["body", "before", "body", "after", "on_success"]
-
-    @on("redis-postgres", fixture="running")
-    def test_a_task_sent_by_name_waits_as_a_row(self, running: Bench) -> None:
-        result = running.app().send_task("tests.integration.proj.doze", (1, 0), countdown=3)
-        scheduled = wait_for_status(running, result.id, "scheduled")
-        running.wait_for(running.queue_is_empty)
-        assert result.get(timeout=15) == 1
-        assert scheduled.wake_at is not None
-        assert running.witness.sightings(result.id, "body")[0].time >= scheduled.wake_at.timestamp()
-
-
-class TestRoutes:
-    @on("rabbitmq-postgres")
-    def test_quorum_queues_with_a_topic_exchange(self, bench: Bench) -> None:
-        bench.configure(
-            task_default_queue_type="quorum",
-            task_default_exchange="work",
-            task_default_exchange_type="topic",
-            task_default_routing_key="work.any",
-        )
-        start_worker_and_beat(bench)
-        results = [
-            bench.project.doze.delay(1, 2),
-            bench.project.doze.apply_async((2, 0), countdown=2),
-            bench.project.flaky.delay(1.2),
-        ]
-        wait_until_asleep(bench, results[0])
-        assert [result.get(timeout=20) for result in results] == [1, 2, [7, 2]]
-        bench.wait_for(bench.queue_is_empty)
-        assert_no_traceback(bench)
-
-    @on("redis-postgres")
-    def test_a_route_by_name(self, bench: Bench) -> None:
-        bench.configure(task_routes={"tests.integration.proj.doze": {"queue": "slow"}})
-        start_worker_and_beat(bench)
-        slow = bench.worker(name="slow", queues="slow")
-        result = bench.project.doze.delay(3, 2)
-        assert result.get(timeout=20) == 3
-        pids = {seen.pid for seen in bench.witness.sightings(result.id)}
-        assert pids <= set(slow.pool_pids())
 
 
 class TestFidelity:
