@@ -7,7 +7,6 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +14,9 @@ from typing import Any
 import pytest
 
 from celery_durable.errors import LeaseInterrupt
-from celery_durable.records import Outcome, OutcomeKind
 from celery_durable.shield import Shield
-from celery_durable.worker import interrupt
 from celery_durable.worker.interrupt import (
     INTERRUPT_SIGNAL,
-    Interrupter,
     SignalDelivery,
     deliver_to_thread,
 )
