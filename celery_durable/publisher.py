@@ -126,7 +126,8 @@ class Publisher:
         self._routes = Routes(self._app.amqp, connection)
 
     def _lose(self, error: Exception) -> None:
-        self.broker.lost(repr(error.__cause__ or error))
+        cause = error.__cause__ or error
+        self.broker.lost(str(cause) or repr(cause))
         self.close()
 
     def _report(self, attempt: Attempt) -> None:

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery.beat import ScheduleEntry
+from celery.result import denied_join_result
 
 from celery_durable.calendar import Fire, Skip, advance, definition_hash, next_run
 from celery_durable.capture import capturing
@@ -256,7 +257,9 @@ class Plan:
         """Have Celery's own code make the message; what it would have published is caught."""
         scheduler, began = self._scheduler, self._clock.monotonic()
         scheduler.reserve(entry)
-        with capturing() as caught:
+        # Nobody waits here for results: where one could, some result stores open a connection at each send
+        # to be told of them, and hold the whole round up while their server is away.
+        with denied_join_result(), capturing() as caught:
             # In this form, which tools that patch it rely on.
             scheduler.apply_entry(entry, producer=scheduler.producer)
         known = self._known[name]

@@ -116,7 +116,7 @@ class Ticker:
         is_due = messages > 0 or (outlook.due_in is not None and outlook.due_in <= 0)
         rest = self._dispatch() if is_due else self._until(outlook)
         self._keep_house()
-        waits = [rest, self._settings.poll_interval, LONGEST_WAIT]
+        waits: list[float] = [rest, self._settings.poll_interval, LONGEST_WAIT]
         entry_in = self._plan.due_in() if self._plan is not None else None
         if entry_in is not None:
             waits.append(entry_in)
