@@ -102,7 +102,7 @@ class Interrupter:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _report_until_over(self, run: Interruptible) -> None:
-        while True:
+        while not run.over.is_set():
             logger.error(
                 "%s[%s] is a runaway: it lost its lease and cannot be stopped here. Nothing it writes counts",
                 run.task.name,

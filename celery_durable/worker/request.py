@@ -39,6 +39,15 @@ class DurableRequest(Request):
     what the child must know goes into ``_request_dict`` here (seen in Celery 5.7).
     """
 
+    # Celery's own, which its type stubs leave out.
+    _app: Any
+    _apply_result: Any
+    _decoded: bool
+    _eta: Any
+    _expires: Any
+    _request_dict: dict[str, Any]
+    _task: Any
+
     #: The lease under which the task runs, once its claim is known.
     lease_key: LeaseKey | None = None
     #: True when the run is over for the main process.
@@ -157,7 +166,7 @@ class DurableRequest(Request):
 
     def _announce_revoked(self, *args: Any) -> None:
         if not self._holds_its_tongue:
-            super()._announce_revoked(*args)
+            super()._announce_revoked(*args)  # type: ignore[misc]
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Kill the child of a task that was cancelled. The claim of its verdict tells of the revoke."""

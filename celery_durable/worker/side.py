@@ -183,13 +183,17 @@ class WorkerSide:
             except Exception:
                 logger.exception("%s[%s] could not be stopped", request.name, request.id)
 
+    def close(self) -> None:
+        """The worker has stopped, its pool is empty."""
+        self.upkeep.close()
+        if self._thread is not None:
+            self._thread.stop()
+
     def terminate(self) -> None:
         """The worker stops at once: what leases are left are handed back, and no crash is counted."""
         self.shutting_down()
         self.drain()
         self.upkeep.hand_back(wait=True)
-        if self._thread is not None:
-            self._thread.stop()
 
 
 class DirectReporter:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
+from celery.signals import worker_shutdown
 
 from celery_durable.worker.pipe import ClaimsPipe
 
@@ -27,6 +28,12 @@ class DurableStep(bootsteps.StartStopStep):
         super().__init__(worker, **options)
         worker.app.durable.enter_worker(worker)
         _hear_of_cold_shutdown(worker)
+        # Sent when the pool has stopped, which comes after this step's own end.
+        worker_shutdown.connect(self._close, sender=worker)
+        self._side = worker.app.durable.worker
+
+    def _close(self, **_: Any) -> None:
+        self._side.close()
 
     def start(self, worker: Any) -> None:
         worker.app.durable.worker.start()

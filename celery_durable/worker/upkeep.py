@@ -45,12 +45,18 @@ class Upkeep:
         self._open_jobs: deque[Job] = deque()
         self._marked: set[LeaseKey] = set()
         self._is_stopping = False
+        self._is_over = False
         self._looked_at = monotonic()
         self._scheduler_seen = True
         self._thread = threading.Thread(target=self._run, name="durable-upkeep", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def close(self) -> None:
+        """End after what is to be done now."""
+        self._is_over = True
+        self._jobs.put(lambda: None)
 
     def soon(self, job: Job) -> None:
         """Do something with the database; again and again while that is away. In the order of the calls."""
@@ -92,7 +98,7 @@ class Upkeep:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
+        while not self._is_over:
             self._take_jobs()
             try:
                 self._round()

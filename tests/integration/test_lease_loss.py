@@ -25,7 +25,7 @@ from tests.integration.support import assert_no_traceback, row, wait_for_status
 from tests.nodes import Bench, Worker, on
 
 #: Seconds for which a body works if nobody stops it.
-LONG = 25
+LONG = 120
 
 on_both_databases = on("redis-postgres", "embedded-sqlite")
 

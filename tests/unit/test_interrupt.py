@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import random
 import signal
@@ -14,9 +15,12 @@ from typing import Any
 import pytest
 
 from celery_durable.errors import LeaseInterrupt
+from celery_durable.records import Outcome, OutcomeKind
 from celery_durable.shield import Shield
+from celery_durable.worker import interrupt
 from celery_durable.worker.interrupt import (
     INTERRUPT_SIGNAL,
+    Interrupter,
     SignalDelivery,
     deliver_to_thread,
 )
@@ -223,3 +227,151 @@ class TestEveryInstant:
             outcomes.append(outcome)
         assert set(outcomes) == {"value", "interrupted"}
         assert len(outcomes) > 20
+
+
+class Deliveries:
+    """A delivery that reaches the body so many times; each of them is noted."""
+
+    def __init__(self, run: Run, *, ends_run_at: int = 0, fails_at: int = 0) -> None:
+        self.run = run
+        self.count = 0
+        self._ends_run_at = ends_run_at
+        self._fails_at = fails_at
+
+    def __call__(self, run: Any) -> bool:
+        assert run is self.run
+        self.count += 1
+        if self.count == self._ends_run_at:
+            run.over.set()
+        return self.count != self._fails_at
+
+
+class TestInterrupter:
+    @pytest.fixture(autouse=True)
+    def short_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(interrupt, "AGAIN", 0.01)
+        monkeypatch.setattr(interrupt, "REPORT_EVERY", 0.01)
+
+    @pytest.fixture
+    def killed(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+        killed: list[tuple[int, int]] = []
+        monkeypatch.setattr(interrupt.os, "kill", lambda *call: killed.append(call))
+        return killed
+
+    def test_a_run_that_stops_is_asked_once(self, killed: list[object]) -> None:
+        run = Run()
+        deliver = Deliveries(run, ends_run_at=1)
+        Interrupter(deliver, can_kill=True)(run, None)
+        assert (deliver.count, killed) == (1, [])
+
+    def test_a_run_that_goes_on_is_asked_again(self, killed: list[object]) -> None:
+        run = Run(grace=5)
+        deliver = Deliveries(run, ends_run_at=3)
+        Interrupter(deliver, can_kill=True)(run, None)
+        assert (deliver.count, killed) == (3, [])
+
+    def test_a_run_whose_body_is_over_is_left_alone(self, killed: list[object]) -> None:
+        run = Run(grace=5)
+        deliver = Deliveries(run, fails_at=2)
+        Interrupter(deliver, can_kill=True)(run, None)
+        assert (deliver.count, killed, run.stopped) == (2, [], 0)
+
+    def test_after_the_grace_the_process_kills_itself_and_says_so_before(self, killed: list[object]) -> None:
+        run = Run(grace=0.03)
+        deliver = Deliveries(run)
+        run.shield.run(lambda: Interrupter(deliver, can_kill=True)(run, None))
+        assert killed == [(os.getpid(), signal.SIGKILL)]
+        assert run.stopped == 1
+        assert 2 <= deliver.count <= 4
+
+    def test_with_no_grace_it_is_asked_all_the_same(self, killed: list[object]) -> None:
+        run = Run(grace=0)
+        deliver = Deliveries(run)
+        run.shield.run(lambda: Interrupter(deliver, can_kill=True)(run, None))
+        assert (deliver.count, len(killed)) == (1, 1)
+
+    def test_nothing_is_killed_once_the_body_is_over(self, killed: list[object]) -> None:
+        run = Run(grace=0)
+        Interrupter(Deliveries(run), can_kill=True)(run, None)
+        assert (killed, run.stopped) == ([], 0)
+
+    def test_where_nothing_can_be_killed_it_is_reported_until_it_is_over(
+        self, killed: list[object], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        run = Run(grace=0)
+        Interrupter(Deliveries(run, ends_run_at=4), can_kill=False)(run, None)
+        assert caplog.text.count("proj.task[1234] is a runaway") == 3
+        assert killed == []
+
+    def test_a_run_that_was_cancelled_ends_at_its_next_durable_call(self, killed: list[object]) -> None:
+        run = Run(grace=0)
+        deliver = Deliveries(run)
+        Interrupter(deliver, can_kill=True)(run, Outcome(OutcomeKind.CANCELLED))
+        assert (deliver.count, killed) == (0, [])
+
+    def test_a_run_that_was_quarantined_by_an_operator_is_stopped(self, killed: list[object]) -> None:
+        run = Run(grace=0)
+        deliver = Deliveries(run, ends_run_at=1)
+        Interrupter(deliver, can_kill=True)(run, Outcome(OutcomeKind.QUARANTINED))
+        assert deliver.count == 1
+
+
+class TestSignals:
+    def test_a_signal_that_nobody_has_sent_on_purpose_does_nothing(self, signals: SignalDelivery) -> None:
+        run = Run()
+
+        def body() -> str:
+            signal.raise_signal(INTERRUPT_SIGNAL)
+            return "value"
+
+        assert run.shield.run(body) == "value"
+
+    def test_the_handler_is_set_again_in_a_forked_process(self, signals: SignalDelivery) -> None:
+        signal.signal(INTERRUPT_SIGNAL, signal.SIG_DFL)
+        signals.install()
+        assert signal.getsignal(INTERRUPT_SIGNAL) == signal.SIG_DFL
+        pid = os.fork()
+        if pid == 0:
+            signals.install()
+            os._exit(0 if callable(signal.getsignal(INTERRUPT_SIGNAL)) else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    def test_a_blocked_call_ends(self, signals: SignalDelivery) -> None:
+        run = Run()
+        lock = threading.Lock()
+        lock.acquire()
+
+        def body() -> None:
+            threading.Thread(target=signals, args=(run,)).start()
+            lock.acquire(timeout=30)
+
+        with pytest.raises(LeaseInterrupt):
+            run.shield.run(body)
+
+
+class TestThreads:
+    def test_a_withdrawn_exception_leaves_nothing_behind_that_hangs_a_profiler(self) -> None:
+        """CPython 3.11 loops for ever in the next call when an exception is withdrawn as its manual says."""
+        run = Run()
+
+        def body() -> str:
+            with run.shield.closed():
+                deliver_to_thread(run)
+            return "value"
+
+        with pytest.raises(LeaseInterrupt):
+            run.shield.run(body)
+        assert run.shield.run(lambda: deliver_and_leave(run)) in (True, None)
+        seen = []
+        sys.setprofile(lambda frame, event, argument: seen.append(event))
+        busy()
+        sys.setprofile(None)
+        assert "call" in seen
+
+
+def deliver_and_leave(run: Run) -> bool | None:
+    """Have an exception sent, which may or may not arrive before the body's end."""
+    try:
+        return deliver_to_thread(run)
+    except LeaseInterrupt:
+        return None
