@@ -326,7 +326,7 @@ def check_words(page: Page) -> Iterator[str]:
     from celery_durable.settings import PREFIX, Settings  # noqa: PLC0415
 
     known = TABLES | {PREFIX + field.name for field in fields(Settings)}
-    sources = "\n".join(path.read_text() for path in (ROOT / "celery_durable").glob("*.py"))
+    sources = "\n".join(path.read_text() for path in (ROOT / "celery_durable").rglob("*.py"))
     for word in set(re.findall(r"\b(?:durable_[a-z_]+[a-z]|CELERY_DURABLE_[A-Z_]+[A-Z])\b", page.text)):
         name = word.lower().removeprefix("celery_")
         if name not in known and not re.search(rf"\b{word}\b", sources):
