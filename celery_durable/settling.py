@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 
 from celery import states
 
@@ -16,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds before an outcome that could not be told, or a body that asked for it, gets its next try.
 AGAIN = 1.0
+#: The exit code by which billiard ends a pool process that gets a SIGTERM (a signal to the whole process
+#: group of a worker, say).
+_TERMINATED = -(256 - signal.SIGTERM)
 
 _STATUS_OF_OUTCOME = {
     OutcomeKind.VALUE: Status.SUCCEEDED,
@@ -81,11 +85,19 @@ def close_ignored(run: TaskRun) -> None:
 
 
 def die(run: TaskRun, cause: BaseException) -> None:
-    """The body asked for the end of its process: a crash like any other, but known at once."""
+    """The process of a run is going down, and that is known at once.
+
+    A crash like any other where the body asked for it; none where somebody else did, by a signal.
+    """
     run.heartbeat.stop()
+    leases = run.runtime.store.leases
     try:
-        answer = run.runtime.store.leases.recover(run.claim.key, run.limits.max_crashes)
-        report_crash(run.task, run.claim.key, answer, cause)
+        if isinstance(cause, SystemExit) and cause.code == _TERMINATED:
+            leases.hand_back(run.claim.key)
+        else:
+            report_crash(
+                run.task, run.claim.key, leases.recover(run.claim.key, run.limits.max_crashes), cause
+            )
     except StoreUnavailable as error:
         logger.warning("%s[%s] waits for its lease to run out: %s", run.task.name, run.lease.task_id, error)
     finally:
