@@ -68,9 +68,7 @@ class TestProcess:
         assert not any(map(tree.is_alive, pids))
         assert family.exit_code == -signal.SIGKILL
 
-    def test_children_of_a_dead_parent_are_still_found_and_killed(
-        self, family: LocalProcess
-    ) -> None:
+    def test_children_of_a_dead_parent_are_still_found_and_killed(self, family: LocalProcess) -> None:
         orphans = family.tree()[1:]
         family.signal(signal.SIGKILL)
         family.wait()
@@ -103,12 +101,8 @@ class TestProcess:
         assert process.logs() not in ("", first)
         assert process.logs(all_starts=True) == first + process.logs()
 
-    def test_a_process_that_ends_before_it_is_ready_is_an_error_with_its_log(
-        self, tmp_path: Path
-    ) -> None:
-        process = LocalProcess(
-            "broken", ["sh", "-c", "echo no luck; exit 3"], folder=tmp_path, ready="ready"
-        )
+    def test_a_process_that_ends_before_it_is_ready_is_an_error_with_its_log(self, tmp_path: Path) -> None:
+        process = LocalProcess("broken", ["sh", "-c", "echo no luck; exit 3"], folder=tmp_path, ready="ready")
         with pytest.raises(ProcessEnded, match="no luck"):
             process.start()
         assert process.exit_code == 3
@@ -148,9 +142,7 @@ time.sleep(600)
 
 
 class TestPostgres:
-    def test_every_test_gets_an_empty_database_of_its_own(
-        self, servers: Servers, postgres_url: str
-    ) -> None:
+    def test_every_test_gets_an_empty_database_of_its_own(self, servers: Servers, postgres_url: str) -> None:
         name = postgres_url.rpartition("/")[2]
         servers.postgres.execute("CREATE TABLE t (n int)", database=name)
         other = servers.postgres.create_database()
@@ -254,9 +246,7 @@ class TestBench:
         assert result.get(timeout=30) == "done"
         assert bench.witness.steps(result.id) == ["start", "start", "end"]
 
-    def test_beat_ticks_until_it_is_killed_and_after_it_is_started_again(
-        self, bench: Bench
-    ) -> None:
+    def test_beat_ticks_until_it_is_killed_and_after_it_is_started_again(self, bench: Bench) -> None:
         bench.worker(concurrency=1)
         beat = bench.beat()
         bench.wait_for(lambda: bench.witness.count("tick") >= 2)
@@ -351,9 +341,7 @@ class TestServerFaults:
 
     @on("redis-postgres", fixture="private_bench")
     @pytest.mark.parametrize("server_options", [{"postgres": {"max_connections": 7}}])
-    def test_private_servers_can_have_settings(
-        self, private_bench: Bench, servers: Servers
-    ) -> None:
+    def test_private_servers_can_have_settings(self, private_bench: Bench, servers: Servers) -> None:
         server = private_bench.store_server
         assert server not in (None, servers.postgres)
         assert server is not None
@@ -384,9 +372,7 @@ class TestProxy:
         client.ping()
         assert time.monotonic() - began >= 0.2
 
-    def test_it_freezes_open_and_new_connections(
-        self, client: redis.Redis, proxy: FaultProxy
-    ) -> None:
+    def test_it_freezes_open_and_new_connections(self, client: redis.Redis, proxy: FaultProxy) -> None:
         proxy.freeze()
         for _ in "open", "new":
             with pytest.raises(redis.TimeoutError):
