@@ -224,7 +224,8 @@ class TestRetry:
             running.wait_for(running.queue_is_empty, message="the broker holds no message for it")
             assert result.state == "RETRY"
             running.app().durable.wake(result.id)
-            running.wait_for(lambda: status(running, result.id) != "retrying")
+            # By the token: the next run may be over, and wait for its own retry, before we look again.
+            running.wait_for(lambda after=retrying.token: row(running, result.id).token > after)
         assert result.get(timeout=15) == [7, 2]
         wait_for_status(running, result.id, "succeeded")
         assert running.witness.steps(result.id) == [
