@@ -287,7 +287,8 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene(Point.CLAIM_REFUSED, TWICE),
     ),
     "body": (
-        Scene(Point.BODY_ENTERED, WALK, thawed={"body": 3}),
+        # Thawed, it may be interrupted before the first line of its body.
+        Scene(Point.BODY_ENTERED, WALK, thawed={"body": (2, 3)}),
         Scene(Point.STEP_RAN, WALK, {"body": 3, "first": 2}),
         Scene(f"{Point.STEP_RAN}:3", WALK, {"body": 3, "third": 2}),
         Scene(Point.STEP_JOURNALED, WALK, {"body": 3}),

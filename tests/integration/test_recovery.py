@@ -36,7 +36,8 @@ class TestDeadProcesses:
         worker.signal(signal.SIGKILL, pid_of(bench, result))
         killed = time.time()
         assert result.get(timeout=20) == ["tick", 2]
-        assert time_of(bench, result, "done") - killed < 5
+        # With a ttl of 30 s. It takes about a second on an idle machine.
+        assert time_of(bench, result, "done") - killed < 15
         assert tokens_of(bench, result) == [1, 2]
         assert tokens_of(bench, result, "recovered") == [2]
         assert len({seen.pid for seen in bench.witness.sightings(result.id, "body")}) == 2

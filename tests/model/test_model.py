@@ -12,7 +12,7 @@ from celery_durable.store import Store
 from tests.model.machine import Machine
 
 #: Set both for a long run.
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "2000"))
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "400"))
 SEED = int(os.environ.get("MODEL_SEED", "1"))
 #: A failure is made as short as it can be, which takes its time; MODEL_SHRINK=0 shows it as it came.
 PHASES = [Phase.generate, Phase.shrink] if os.environ.get("MODEL_SHRINK") != "0" else [Phase.generate]

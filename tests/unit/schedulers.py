@@ -36,6 +36,8 @@ class World:
 
         self.store = self.durable.store
         self.store.upgrade()
+        # The memory transport is one for the whole process: other tests may have left messages there.
+        self.app.control.purge()
 
     def schedule(self, **entries: dict[str, Any]) -> None:
         """The beat schedule of the schedulers that are started from now on."""
