@@ -96,8 +96,7 @@ def identifier(value: object) -> str:
     name = text(value)
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,31}", name):
         raise ValueError(
-            "must be a letter or _, then letters, digits or _, at most 32 in all, "
-            f"not {_shown(value)}"
+            f"must be a letter or _, then letters, digits or _, at most 32 in all, not {_shown(value)}"
         )
     return name
 

@@ -50,9 +50,7 @@ def seconds_of(duration: Number | timedelta | None, units: Mapping[str, Number])
     return _within_limit("duration" if not units else " + ".join(units), seconds)
 
 
-def instant_of(
-    when: datetime, zone: tzinfo, make_aware: Callable[[datetime, tzinfo], datetime]
-) -> datetime:
+def instant_of(when: datetime, zone: tzinfo, make_aware: Callable[[datetime, tzinfo], datetime]) -> datetime:
     """The instant as an aware datetime in UTC.
 
     A naive ``when`` is read in ``zone`` by ``make_aware`` (Celery's, so that local times which

@@ -233,9 +233,7 @@ def test_other_peoples_names_are_left_alone():
 
 
 def test_an_unknown_keyword_is_refused():
-    assert refused(lease_tl=5) == [
-        "Durable() does not know the setting lease_tl; did you mean lease_ttl?"
-    ]
+    assert refused(lease_tl=5) == ["Durable() does not know the setting lease_tl; did you mean lease_ttl?"]
 
 
 # Values
@@ -534,9 +532,7 @@ def test_the_app_s_heartbeat_fits_itself_to_the_short_ttl_of_a_task():
     assert read(heartbeat_interval=20).for_task(task(lease_ttl=6)).heartbeat_interval == 2
 
 
-@pytest.mark.parametrize(
-    "pair", [{"lease_ttl": 6, "heartbeat_interval": 3}, {"heartbeat_interval": 30}]
-)
+@pytest.mark.parametrize("pair", [{"lease_ttl": 6, "heartbeat_interval": 3}, {"heartbeat_interval": 30}])
 def test_a_task_s_own_bad_pair_is_refused(pair):
     with pytest.raises(ConfigurationError, match=r"task proj\.export: heartbeat_interval is"):
         read().for_task(task(**pair))
