@@ -40,7 +40,11 @@ demo: $(RUNTIME) ## a task sleeps, everything is killed, and it goes on (needs n
 # when they hash alike.
 test: export PYTHONHASHSEED := 0
 test: $(DEV) services ## all tests, on real servers that they start themselves
-	$(PYTEST) -n $(WORKERS) $(ARGS)
+# A test that fails while another one runs beside it is tried once more with the machine to itself: these
+# tests start, kill and freeze real servers and watch the time. What fails alone fails the run.
+	$(PYTEST) -n $(WORKERS) $(ARGS) || \
+	  { [ $$? -eq 1 ] && echo "--- once more, alone: what has failed" && \
+	    $(PYTEST) --last-failed --last-failed-no-failures none $(ARGS); }
 
 .PHONY: test-unit
 test-unit: $(DEV) ## the tests that need no server, no process and no time
