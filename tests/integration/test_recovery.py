@@ -36,8 +36,8 @@ class TestDeadProcesses:
         worker.signal(signal.SIGKILL, pid_of(bench, result))
         killed = time.time()
         assert result.get(timeout=20) == ["tick", 2]
-        # Known gap: 5 s are the aim, 5.7 s were seen on an idle machine. Celery's main process took nearly
-        # 5 s to notice the dead child; from then on it took one. This bound only shows that no ttl is waited for.
+        # Known gap: five seconds are the aim, 5.7 were seen on an idle machine. Celery's main process took
+        # nearly five to notice the dead child. This bound only shows that no ttl is waited for.
         assert time_of(bench, result, "done") - killed < 15
         assert tokens_of(bench, result) == [1, 2]
         assert tokens_of(bench, result, "recovered") == [2]
