@@ -14,6 +14,7 @@ from celery_durable import signals
 from celery_durable.errors import ReplayDivergence, StoreUnavailable, TaskQuarantined
 from celery_durable.events import send_task_event
 from celery_durable.lease import Lease
+from celery_durable.logs import about
 from celery_durable.records import LeaseKey, Outcome, OutcomeKind
 from celery_durable.runtime import Runtime
 
@@ -108,7 +109,8 @@ class Announcer:
 
     def set_aside(self, divergence: ReplayDivergence) -> None:
         """The code does not fit the journal: the task waits until somebody releases it."""
-        logger.error("%s", divergence)
+        fields = about(self._task.name, self._lease.task_id, self._lease.token)
+        logger.error("%s", divergence, extra={**fields, "position": divergence.position})
         signals.task_quarantined.send(
             sender=self._task,
             task_id=self._lease.task_id,
@@ -175,18 +177,23 @@ class Announcer:
             self._task.name,
             self._lease.task_id,
             *values,
-            extra={"task_id": self._lease.task_id, "token": self._lease.token},
+            extra=about(self._task.name, self._lease.task_id, self._lease.token),
         )
 
 
-def report_crash(task: Any, key: LeaseKey, answer: Outcome | bool, cause: BaseException) -> None:
+def report_crash(task: Any, key: LeaseKey, answer: Outcome | bool, cause: BaseException | None) -> None:
     """Tell of a run whose process is gone, with what the store made of it (``Leases.recover``)."""
+    fields = about(task.name, key.task_id, key.token)
     if isinstance(answer, Outcome):
-        logger.error("Task %s[%s] is quarantined: %s", task.name, key.task_id, answer.reason)
+        logger.error("Task %s[%s] is quarantined: %s", task.name, key.task_id, answer.reason, extra=fields)
         signals.task_quarantined.send(sender=task, task_id=key.task_id, token=key.token, reason=answer.reason)
     elif answer:
         logger.warning(
-            "Task %s[%s] lost its process (%r) and goes on elsewhere", task.name, key.task_id, cause
+            "Task %s[%s] lost its process (%r) and goes on elsewhere",
+            task.name,
+            key.task_id,
+            cause,
+            extra=fields,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from celery_durable.clock import Clock, SystemClock
 from celery_durable.errors import StoreUnavailable
+from celery_durable.logs import about
 from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Delivery, LeaseKey, Outcome, OutcomeKind, Refusal, Scheduled
 from celery_durable.runtime import Runtime
@@ -59,6 +60,7 @@ class Claiming:
         worker stops, and the message has to go back to the broker.
         """
         pause = FIRST_PAUSE
+        fields = about(delivery.task_name, delivery.task_id)
         give_up_at = self._clock.monotonic() + HOLD_WAKE
         while not self._reporter.is_stopping:
             try:
@@ -66,11 +68,13 @@ class Claiming:
             except StoreUnavailable as error:
                 if delivery.is_wake and self._clock.monotonic() >= give_up_at:
                     return Refusal(f"its row will send another: {error.reason}")
-                logger.warning("%s[%s] is held: %s", delivery.task_name, delivery.task_id, error)
+                logger.warning(
+                    "%s[%s] is held: %s", delivery.task_name, delivery.task_id, error, extra=fields
+                )
             except Exception:
                 # Whatever is wrong with the database (tables that are not there, a lack of rights): told as
                 # an error of the task it would be the end of its only message.
-                logger.exception("%s[%s] is held", delivery.task_name, delivery.task_id)
+                logger.exception("%s[%s] is held", delivery.task_name, delivery.task_id, extra=fields)
             self._clock.pause(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
         return None

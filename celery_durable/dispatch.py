@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from celery_durable import signals
+from celery_durable import metrics, signals
 from celery_durable.clock import Clock, SystemClock
+from celery_durable.logs import about
 from celery_durable.points import Point, reached
 from celery_durable.publisher import Published, Publisher
 from celery_durable.reach import Reach
@@ -65,13 +66,17 @@ class Dispatcher:
         if not self._publisher.connect():
             return 0
         with self._undisturbed():
+            began = self._clock.monotonic()
             batch = self._take()
             if batch.outgoing:
                 reached(Point.DUE_TAKEN)
-                self._owed.append(self._publisher.publish(batch.outgoing))
+                published = self._publisher.publish(batch.outgoing)
+                self._owed.append(published)
                 reached(Point.WAKES_SENT)
                 self._settle()
                 reached(Point.WAKES_NOTED)
+                resent = sum(item.sends > 1 for item in published.sent)
+                metrics.dispatched(len(published.sent), resent, self._clock.monotonic() - began)
         self._report(batch)
         return batch.found
 
@@ -113,9 +118,11 @@ class Dispatcher:
             self._report_crash(crashed)
 
     def _report_crash(self, crashed: Crashed) -> None:
-        outcome = crashed.outcome
+        outcome, fields = crashed.outcome, about(crashed.task_name, crashed.task_id)
         if outcome is not None and outcome.kind == OutcomeKind.QUARANTINED:
-            logger.error("%s[%s] is quarantined: %s", crashed.task_name, crashed.task_id, outcome.reason)
+            logger.error(
+                "%s[%s] is quarantined: %s", crashed.task_name, crashed.task_id, outcome.reason, extra=fields
+            )
             signals.task_quarantined.send(
                 sender=self._app.tasks.get(crashed.task_name) or crashed.task_name,
                 task_id=crashed.task_id,
@@ -128,4 +135,5 @@ class Dispatcher:
                 crashed.task_name,
                 crashed.task_id,
                 f"crash {crashed.crashes}" if crashed.counted else "not counted as a crash",
+                extra=fields,
             )

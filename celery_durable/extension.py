@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_shutting_down
+from celery.signals import after_setup_logger, after_setup_task_logger, worker_shutting_down
 from celery.utils.time import make_aware
 from kombu import serialization
 from kombu.utils.objects import cached_property
@@ -24,6 +24,7 @@ from celery_durable.dispatch import Dispatcher
 from celery_durable.durations import instant_of
 from celery_durable.embedded import embedded_defaults, is_embedded
 from celery_durable.errors import ConfigurationError, StoreUnavailable
+from celery_durable.logs import add_run_fields
 from celery_durable.operations import Operations
 from celery_durable.records import Delivery, Due, Outgoing, Refusal
 from celery_durable.runtime import Runtime
@@ -77,6 +78,8 @@ class Durable(Operations):
         install_control(app)
         app.steps["worker"].add(DurableStep)
         app.steps["consumer"].add(ClaimsReader)
+        after_setup_logger.connect(add_run_fields)
+        after_setup_task_logger.connect(add_run_fields)
         app.on_after_configure.connect(self._configure, weak=False)
         if app.configured:
             self._configure()
@@ -103,6 +106,19 @@ class Durable(Operations):
         url = os.environ.get(URL_VARIABLE) or self._overrides.get("database_url")
         url = url or conf.get("durable_database_url")
         return not url or str(url).startswith("sqlite")
+
+    def reset(self, **settings: object) -> None:
+        """Forget what was read from the configuration, and what was opened by it.
+
+        Nothing is closed. ``settings`` win over the configuration from now on, as those that the extension
+        was made with do. For tests, and for whoever has changed the configuration after its first use.
+        """
+        self._overrides = {**self._overrides, **settings}
+        self._runtime = None
+        self._limits = {}
+        self.worker = None
+        for name in ("settings", "store", "_in_process_claims", "_sender"):
+            self.__dict__.pop(name, None)
 
     def task(self, *args: Any, **options: Any) -> Any:
         """``app.task(base=DurableTask, …)`` in short."""

@@ -11,11 +11,12 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from celery_durable.clock import Clock, SystemClock
 from celery_durable.errors import LeaseRenewalTimedOut, StoreUnavailable
 from celery_durable.lease import Lease
+from celery_durable.logs import about
 from celery_durable.records import LeaseKey, Outcome
 
 logger = logging.getLogger(__name__)
@@ -68,11 +69,21 @@ class Heartbeat:
 
 
 class Heartbeats:
-    """The heartbeats of one process."""
+    """The heartbeats of one process.
 
-    def __init__(self, store: RenewalStore, clock: Clock | None = None) -> None:
+    ``on_renewed`` hears of each statement that renewed something: what was left of each lease, in seconds.
+    """
+
+    def __init__(
+        self,
+        store: RenewalStore,
+        clock: Clock | None = None,
+        *,
+        on_renewed: Callable[[Sequence[float]], None] = lambda margins: None,
+    ) -> None:
         self._clock = clock or SystemClock()
         self._store = store
+        self._on_renewed = on_renewed
         self._lock = threading.Lock()
         self._beats: dict[LeaseKey, Heartbeat] = {}
         self._is_failing = False
@@ -88,7 +99,7 @@ class Heartbeats:
             self._watcher.look_at(beat.lease.deadline)
         except RuntimeError as error:
             self.remove(beat)
-            logger.error("No heartbeat for task %s: %s", beat.lease.task_id, error)
+            logger.error("No heartbeat for task %s: %s", beat.lease.task_id, error, extra=_about(beat.lease))
 
     def remove(self, beat: Heartbeat) -> None:
         """Renew this lease no more."""
@@ -140,11 +151,13 @@ class Heartbeats:
                 beat.next_due = self._clock.monotonic() + beat.lease.pace / 4
             return
         self._report_success()
+        margins = [beat.lease.sent_at + ttl - sent_at for beat in batch if beat.lease.key in renewed]
         for beat in batch:
             if beat.lease.key in renewed:
                 self._note_renewed(beat, sent_at)
             else:
                 self._note_refused(beat)
+        self._on_renewed(margins)
 
     def _note_renewed(self, beat: Heartbeat, sent_at: float) -> None:
         with self._lock:
@@ -189,7 +202,9 @@ class Heartbeats:
             try:
                 outcome = self._store.lost_to(lease.key)
             except Exception as error:  # noqa: BLE001 - the run has to be told all the same
-                logger.warning("Who took task %s cannot be read: %s", lease.task_id, error)
+                logger.warning(
+                    "Who took task %s cannot be read: %s", lease.task_id, error, extra=_about(lease)
+                )
         beat.on_lost(lease, outcome)
 
     def _report_failure(self, error: Exception) -> None:
@@ -257,6 +272,10 @@ class Loop:
                 logger.exception("%s failed, and goes on", self._name)
                 self._next_at = self._clock.monotonic() + 1.0
             self._clock.wait(self._wake, self._next_at - self._clock.monotonic())
+
+
+def _about(lease: Lease) -> dict[str, Any]:
+    return about(None, lease.task_id, lease.token)
 
 
 def _by_ttl(beats: Iterable[Heartbeat]) -> dict[float, list[Heartbeat]]:

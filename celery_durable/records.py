@@ -181,6 +181,8 @@ class Claim:
     claimed_at: datetime
     #: The monotonic instant at which the claim was sent: the lease is at least its ttl long from there.
     asked_at: float
+    #: The status in which the claim found the execution; None where there was none.
+    found: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

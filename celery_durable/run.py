@@ -24,6 +24,7 @@ from celery_durable.execution import Execution
 from celery_durable.followers import build_followers
 from celery_durable.heartbeat import Heartbeat
 from celery_durable.lease import Lease
+from celery_durable.logs import about, current_fields
 from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Delivery, Due, Follower, Outcome, OutcomeKind, Outgoing
 from celery_durable.runtime import Runtime
@@ -106,6 +107,11 @@ class TaskRun:
     @property
     def shield(self) -> Shield:
         return self.execution.shield
+
+    def log_fields(self) -> dict[str, Any]:
+        """What a log record that is made in this run is about."""
+        fields = about(self.task.name, self.lease.task_id, self.lease.token)
+        return {**fields, "position": self.execution.journal.position}
 
     # -- the body --------------------------------------------------------------------------------
 
@@ -315,9 +321,11 @@ class TaskRun:
 def claimed(run: TaskRun) -> Iterator[None]:
     """The stretch in which Celery's tracer works on a claimed run."""
     token = _claimed_run.set(run)
+    fields_token = current_fields.set(run.log_fields)
     try:
         yield
     finally:
+        current_fields.reset(fields_token)
         _claimed_run.reset(token)
 
 

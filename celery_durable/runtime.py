@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TypeVar
 
+from celery_durable import metrics
 from celery_durable.clock import Clock, SystemClock
 from celery_durable.codec import Codec, OutcomeCodec
 from celery_durable.errors import StoreUnavailable
@@ -46,7 +47,7 @@ class Runtime:
         self.owner = owner_name(node, self.pid, self.instance)
         self.codec = Codec(serializer, settings.payload_limit)
         self.outcome_codec = OutcomeCodec(result_serializer)
-        self.heartbeats = Heartbeats(store.heartbeats)
+        self.heartbeats = Heartbeats(store.heartbeats, on_renewed=metrics.renewed)
         self.health = Health(store.now)
 
 

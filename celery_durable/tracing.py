@@ -11,11 +11,13 @@ from celery import states
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, WorkerShutdown, WorkerTerminate
 
-from celery_durable import settling, signals
+from celery_durable import metrics, settling, signals
+from celery_durable.announcer import report_crash
 from celery_durable.errors import ConfigurationError
+from celery_durable.logs import about
 from celery_durable.message import HEADER
 from celery_durable.points import Point, reached
-from celery_durable.records import Claim, Kind, OutcomeKind, Refusal, Scheduled
+from celery_durable.records import Claim, Kind, OutcomeKind, Refusal, Scheduled, Status
 from celery_durable.rules import TELLING_LIMIT
 from celery_durable.run import TaskRun, claimed
 from celery_durable.shield import at_work
@@ -77,6 +79,7 @@ def _claim(task: Any, arrival: Mapping[str, Any]) -> TaskRun | None:
     if answer.outcome is not None and not _is_to_be_told(run, durable, number):
         return None
     durable.claims.accept(number, answer.key)
+    metrics.claimed(task.name)
     _announce_start(run)
     return run
 
@@ -100,22 +103,33 @@ def _is_to_be_told(run: TaskRun, durable: Any, number: int) -> bool:
 
 
 def _log_declined(task: Any, delivery: Any, answer: Refusal | Scheduled) -> None:
+    fields = about(task.name, delivery.task_id)
     if isinstance(answer, Scheduled):
-        logger.info("Task %s[%s] waits for its time as a row", task.name, delivery.task_id)
+        logger.info("Task %s[%s] waits for its time as a row", task.name, delivery.task_id, extra=fields)
         return
+    metrics.refused(task.name)
     level = logging.WARNING if answer.is_fresh_send else logging.INFO
-    logger.log(level, "Message of %s[%s] dropped: %s", task.name, delivery.task_id, answer.reason)
+    logger.log(
+        level, "Message of %s[%s] dropped: %s", task.name, delivery.task_id, answer.reason, extra=fields
+    )
 
 
 def _announce_start(run: TaskRun) -> None:
     claim, sender = run.claim, run.task
-    if claim.recovered and claim.outcome is None:
+    if claim.outcome is not None:
+        if claim.recovered and claim.outcome.kind == OutcomeKind.QUARANTINED and claim.crashes == 0:
+            # This claim itself has found the lease that ran out once too often.
+            report_crash(sender, claim.key, claim.outcome, None)
+        return
+    if claim.recovered:
         signals.task_recovered.send(
             sender=sender, task_id=claim.key.task_id, token=claim.key.token, crashes=claim.crashes
         )
         return
     last = claim.journal[-1] if claim.journal else None
-    if last is not None and last.kind == Kind.SLEEP and last.is_over:
+    if claim.found == Status.SLEEPING and last is not None and last.kind == Kind.SLEEP and last.is_over:
+        assert last.due_at is not None
+        metrics.woken(sender.name, (claim.claimed_at - last.due_at).total_seconds())
         signals.task_woken.send(
             sender=sender,
             task_id=claim.key.task_id,

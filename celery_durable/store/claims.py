@@ -242,6 +242,7 @@ class Claims:
             recovered=row.lease_expired or row.status == Status.RUNNING,
             claimed_at=row.now,
             asked_at=0.0,
+            found=row.status,
         )
 
     def _write(

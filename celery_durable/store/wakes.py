@@ -38,10 +38,12 @@ class Wakes:
         if self._context.database.dialect_name == "postgresql":
             return self._take_in_one_statement(delivery, owner, ttl)
         with self._context.database.transaction() as connection:
-            found = connection.execute(self._taking(delivery, owner, ttl)).mappings().one_or_none()
-            if found is None:
+            mine = self._context.mine(self._executions, delivery.task_id)
+            status = connection.execute(select(self._executions.c.status).where(mine)).scalar()
+            taken = connection.execute(self._taking(delivery, owner, ttl)).mappings().one_or_none()
+            if taken is None:
                 return None
-            return _claim(delivery, owner, found, self._journal.read(connection, delivery.task_id))
+            return _claim(delivery, owner, taken, status, self._journal.read(connection, delivery.task_id))
 
     def _take_in_one_statement(self, delivery: Delivery, owner: str, ttl: float) -> Claim | None:
         statement = self._with_journal(self._taking(delivery, owner, ttl), delivery.task_id)
@@ -53,7 +55,7 @@ class Wakes:
             if found[0]["token_seen"] + 1 != found[0]["new_token"]:
                 # It had to wait for the row, and the journal that it saw is from before that.
                 entries = self._journal.read(connection, delivery.task_id)
-        return _claim(delivery, owner, found[0], entries)
+        return _claim(delivery, owner, found[0], found[0]["status_seen"], entries)
 
     def _taking(self, delivery: Delivery, owner: str, ttl: float) -> Any:
         context, executions = self._context, self._executions
@@ -80,20 +82,22 @@ class Wakes:
         """The execution taken and its journal read by one statement, where the database can do that.
 
         All of it sees the tables as they were when it began; ``token_seen`` tells whether that was still
-        true when the row was taken.
+        true when the row was taken, ``status_seen`` what it waited for.
         """
         journal, mine = self._context.schema.journal, self._context.mine
         taken = taking.cte("taken")
         before = self._executions.alias("before")
-        token_seen = select(before.c.token).where(mine(before, task_id)).scalar_subquery()
+        seen = (before.c.token.label("token_seen"), before.c.status.label("status_seen"))
         return (
-            select(taken, token_seen.label("token_seen"), *self._journal.columns())
-            .select_from(taken.outerjoin(journal, mine(journal, task_id)))
+            select(taken, *seen, *self._journal.columns())
+            .select_from(taken.join(before, mine(before, task_id)).outerjoin(journal, mine(journal, task_id)))
             .order_by(journal.c.position)
         )
 
 
-def _claim(delivery: Delivery, owner: str, taken: Any, entries: tuple[JournalEntry, ...]) -> Claim:
+def _claim(
+    delivery: Delivery, owner: str, taken: Any, status: str | None, entries: tuple[JournalEntry, ...]
+) -> Claim:
     return Claim(
         key=LeaseKey(delivery.task_id, owner, taken["new_token"]),
         status=Status.RUNNING,
@@ -103,4 +107,5 @@ def _claim(delivery: Delivery, owner: str, taken: Any, entries: tuple[JournalEnt
         recovered=False,
         claimed_at=taken["now"],
         asked_at=0.0,
+        found=status,
     )

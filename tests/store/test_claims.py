@@ -281,6 +281,18 @@ def test_a_woken_task_is_no_recovered_one(store, tables):
     assert not claimed(store, wake()).recovered
 
 
+def test_a_claim_tells_in_which_status_it_found_its_row(store, tables):
+    asleep(store)
+    tables.send_wake()
+    wake_of_a_sleep = claimed(store, wake())
+    assert store.runs.park(wake_of_a_sleep.key, Due(seconds=60), status=Status.RETRYING, message=MESSAGE)
+    tables.send_wake()
+    wake_of_a_retry = claimed(store, wake(version=1))
+
+    assert claimed(store, delivery("new")).found is None
+    assert (wake_of_a_sleep.found, wake_of_a_retry.found) == (Status.SLEEPING, Status.RETRYING)
+
+
 def test_a_claim_clears_the_mark_of_a_worker_that_was_stopping(store, tables):
     key = claimed(store).key
     store.leases.mark_draining([key])

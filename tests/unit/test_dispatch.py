@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable import signals
+from celery_durable import metrics, signals
 from celery_durable.dispatch import PASS_SECONDS, Dispatcher
 from celery_durable.errors import StoreUnavailable
 from celery_durable.publisher import Published, Publisher
@@ -116,6 +116,42 @@ class TestOneBatch:
         row = columns(store, "a")
         assert row.sends == 0
         assert due_in(store, "a") <= 0
+
+
+class TestMetrics:
+    @pytest.fixture
+    def told(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, float]]:
+        told: list[tuple[int, int, float]] = []
+        monkeypatch.setattr(metrics, "dispatched", lambda *numbers: told.append(numbers))
+        return told
+
+    def test_a_batch_tells_what_was_confirmed_what_of_it_again_and_how_long_it_took(
+        self,
+        world: World,
+        store: Store,
+        publisher: FakePublisher,
+        dispatcher: Dispatcher,
+        told: list[tuple[int, int, float]],
+    ) -> None:
+        def in_half_a_second(items: Sequence[Outgoing]) -> Published:
+            world.clock.now += 0.5
+            return Published(sent=[items[0]], unsent=list(items[1:]))
+
+        schedule(store, "a", due_in=-2)
+        schedule(store, "b", due_in=-1)
+        publisher.answers = [in_half_a_second, in_half_a_second]
+        dispatcher.run_once()
+        assert told == [(1, 0, 0.5)]
+        world.travel(200)
+        edit(store, "b", wake_at=store.now())
+        dispatcher.run_once()
+        assert told[1:] == [(1, 1, 0.5)]
+
+    def test_a_look_that_finds_nothing_is_no_batch(
+        self, dispatcher: Dispatcher, told: list[tuple[int, int, float]]
+    ) -> None:
+        dispatcher.run_once()
+        assert told == []
 
 
 class TestPass:

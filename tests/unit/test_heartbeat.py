@@ -85,10 +85,16 @@ def no_jitter(monkeypatch):
 
 
 @pytest.fixture
-def beats(store, clock, monkeypatch):
+def margins():
+    """What was left of each lease that was renewed."""
+    return []
+
+
+@pytest.fixture
+def beats(store, clock, margins, monkeypatch):
     """Heartbeats whose passes the test makes: no thread is started but those that tell of a loss."""
     monkeypatch.setattr(Loop, "look_at", lambda loop, instant: None)
-    return Heartbeats(store, clock)
+    return Heartbeats(store, clock, on_renewed=margins.extend)
 
 
 @pytest.fixture
@@ -102,6 +108,31 @@ def start(beats, clock, losses):
         return beat
 
     return begin
+
+
+# -- what is told of renewals ---------------------------------------------------------------------
+
+
+def test_each_renewal_tells_what_was_left_of_the_lease_and_a_refused_one_nothing(
+    start, beats, store, clock, margins
+):
+    start("kept")
+    start("taken")
+    store.taken = {LeaseKey("taken", "owner", 1)}
+    clock.now = 1_012
+    beats.renew_due()
+    assert margins == [48]
+    clock.now = 1_025
+    beats.renew_due()
+    assert margins == [48, 47]
+
+
+def test_a_renewal_that_did_not_come_through_tells_nothing(start, beats, store, clock, margins):
+    start()
+    store.error = StoreUnavailable("gone")
+    clock.now = 1_010
+    beats.renew_due()
+    assert margins == []
 
 
 # -- when ------------------------------------------------------------------------------------------
