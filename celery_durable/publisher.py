@@ -10,11 +10,12 @@ from typing import Any
 from kombu import Connection
 
 from celery_durable.clock import Clock, SystemClock
+from celery_durable.cork import Cork
 from celery_durable.message import publish_arguments
 from celery_durable.reach import Reach
 from celery_durable.records import Outgoing, Status
 from celery_durable.routes import Routes
-from celery_durable.ways import BROKEN_MESSAGE, Attempt, Item, Way, way_of
+from celery_durable.ways import BROKEN_MESSAGE, CORK, Attempt, Item, Way, way_of
 
 logger = logging.getLogger(__name__)
 
@@ -146,10 +147,12 @@ def _limits(connection: Connection) -> dict[str, Any]:
 
     What a driver would send a second time by itself is not sent so: it is sent again from its row.
     """
-    driver = connection.transport.driver_type
+    transport = connection.transport
+    driver = transport.driver_type
     if driver == "amqp":
         # We ask for the confirms, and wait for those of a batch together.
-        return {"confirm_publish": False}
+        corked = {CORK: Cork()} if transport.driver_name == "py-amqp" else {}
+        return {"confirm_publish": False, **corked}
     if driver != "redis":
         return {}
     limits: dict[str, Any] = {"retry_on_timeout": False, "retry_on_error": None, "retry": None}
@@ -166,7 +169,7 @@ def _is_nobodys(item: Item, attempt: Attempt) -> bool:
 
 def _is_hopeless(item: Item, attempt: Attempt) -> bool:
     # Each refusal closes a channel under the others. An exchange that was lost is back by then.
-    return item in attempt.refused and item.outgoing.sends >= REFUSALS
+    return item in attempt.refused and item.outgoing.failures + 1 >= REFUSALS
 
 
 def _never() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,11 +12,14 @@ from amqp.exceptions import FrameSyntaxError
 from kombu import Connection
 
 from celery_durable.clock import Clock
+from celery_durable.cork import Cork
 from celery_durable.records import Outgoing
 
 #: Raised while a message is put into bytes: it is the message's fault, the broker was not asked.
 BROKEN_MESSAGE = (ValueError, KeyError, TypeError, OverflowError, struct.error, FrameSyntaxError)
 
+#: The option of py-amqp under which a connection has its cork.
+CORK = "frame_writer"
 #: The most commands that kombu keeps back before it sends them.
 _PIPELINE = 1000
 
@@ -80,7 +84,7 @@ class Way(Protocol):
 def way_of(connection: Connection, producer_class: Any) -> Way:
     """The fastest way that a transport has. Opens a channel."""
     if connection.transport.driver_name == "py-amqp":
-        return Confirmed(connection, producer_class)
+        return Confirmed(connection, producer_class, (connection.transport_options or {})[CORK])
     producer = producer_class(connection, auto_declare=False)
     # kombu learns from the channel whether its settings allow it; before 5.7 it has no batches.
     producer.channel  # noqa: B018
@@ -132,9 +136,10 @@ class Pipelined:
 class Confirmed:
     """RabbitMQ: all messages at once, then all of its confirms."""
 
-    def __init__(self, connection: Connection, producer_class: Any) -> None:
+    def __init__(self, connection: Connection, producer_class: Any, cork: Cork) -> None:
         self._connection = connection
         self._producer_class = producer_class
+        self._cork = cork
         self._producer: Any = None
         self._attempt: Attempt | None = None
         self._tag = 0
@@ -163,26 +168,34 @@ class Confirmed:
                 self._open()
 
     def _send(self, attempt: Attempt, items: Sequence[Item]) -> None:
-        for item in items:
-            if not attempt.may_begin:
-                break
-            try:
-                self._producer.publish(
-                    **item.arguments, mandatory=True, retry=False, timeout=attempt.remaining
-                )
-            except BROKEN_MESSAGE as error:
-                attempt.broken[item] = repr(error)
-            else:
-                self._tag += 1
-                self._waiting[self._tag] = item
+        with self._cork.holding():
+            for item in items:
+                if not attempt.may_begin:
+                    break
+                try:
+                    self._producer.publish(**item.arguments, mandatory=True, retry=False)
+                except BROKEN_MESSAGE as error:
+                    attempt.broken[item] = repr(error)
+                else:
+                    self._tag += 1
+                    self._waiting[self._tag] = item
+                if self._cork.is_full:
+                    self._cork.flush(attempt.remaining)
+                    self._listen()
+            self._cork.flush(attempt.remaining)
         while self._waiting:
             if not attempt.remaining:
                 raise TimeoutError(f"{len(self._waiting)} messages were not confirmed in time")
             self._connection.drain_events(timeout=attempt.remaining)
 
+    def _listen(self) -> None:
+        """Take what the broker has said already: it may not read on before we do."""
+        with suppress(TimeoutError):
+            self._connection.drain_events(timeout=0)
+
     def _open(self) -> None:
         """A new channel, whose confirms count from one."""
-        channel: Any = self._connection.channel()
+        channel = self._cork.open_channel(self._connection)
         channel.confirm_select()
         channel.events["basic_ack"].add(self._on_ack)
         channel.events["basic_nack"].add(self._on_nack)

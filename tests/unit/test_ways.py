@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from amqp.exceptions import ChannelError, PreconditionFailed
 
+from celery_durable.cork import Cork
 from celery_durable.records import Message, Outgoing, Status
 from celery_durable.ways import Attempt, Confirmed, Item, OneByOne, Pipelined
 from tests.unit.fakes import StillClock
@@ -174,14 +175,20 @@ class RabbitProducer:
         assert not auto_declare
         self.channel = channel
 
-    def publish(self, *, body: str, mandatory: bool, timeout: float, **_: Any) -> None:
+    def publish(self, *, body: str, mandatory: bool, **_: Any) -> None:
         assert self.channel.confirms
         assert mandatory
-        assert timeout > 0
         if body == "broken":
             raise TypeError("no such header")
         self.channel.published.append(body)
         self.channel.is_poisoned |= body in self.channel.rabbit.poison
+
+
+class FakeCork(Cork):
+    """Lets everything through."""
+
+    def open_channel(self, connection: Any) -> Any:
+        return connection.channel()
 
 
 class TestConfirmed:
@@ -194,12 +201,12 @@ class TestConfirmed:
             channel.say("basic_ack", 1)
 
         rabbit.answers = [ack_one]
-        Confirmed(rabbit, RabbitProducer).send(tried)  # type: ignore[arg-type]
+        Confirmed(rabbit, RabbitProducer, FakeCork()).send(tried)  # type: ignore[arg-type]
         assert seen == [["a", "b", "c"]]
         assert names(tried.sent) == ["a", "b", "c"]
 
     def test_tags_count_on_over_batches(self) -> None:
-        way = Confirmed(Rabbit(), RabbitProducer)  # type: ignore[arg-type]
+        way = Confirmed(Rabbit(), RabbitProducer, FakeCork())  # type: ignore[arg-type]
         for name in ("a", "b", "c"):
             tried = attempt(name)
             way.send(tried)
@@ -208,13 +215,13 @@ class TestConfirmed:
     def test_a_message_that_the_broker_would_not_keep_is_not_sent(self) -> None:
         rabbit, tried = Rabbit(), attempt("a", "b", "c")
         rabbit.answers = [lambda channel: channel.say("basic_nack", 2)]
-        Confirmed(rabbit, RabbitProducer).send(tried)  # type: ignore[arg-type]
+        Confirmed(rabbit, RabbitProducer, FakeCork()).send(tried)  # type: ignore[arg-type]
         assert names(tried.sent) == ["a", "c"]
 
     def test_a_message_without_a_queue_is_returned_and_not_sent(self) -> None:
         rabbit, tried = Rabbit(), attempt("a", "b", "c")
         rabbit.answers = [lambda channel: channel.give_back("b")]
-        Confirmed(rabbit, RabbitProducer).send(tried)  # type: ignore[arg-type]
+        Confirmed(rabbit, RabbitProducer, FakeCork()).send(tried)  # type: ignore[arg-type]
         assert names(tried.sent) == ["a", "c"]
         assert names(tried.returned) == ["b"]
 
@@ -223,25 +230,25 @@ class TestConfirmed:
         tried = attempt("a", "b", clock=clock)
         rabbit.answers = [lambda channel: channel.say("basic_ack", 1), lambda _: clock.pause(5)]
         with pytest.raises(TimeoutError, match="1 messages were not confirmed in time"):
-            Confirmed(rabbit, RabbitProducer).send(tried)  # type: ignore[arg-type]
+            Confirmed(rabbit, RabbitProducer, FakeCork()).send(tried)  # type: ignore[arg-type]
         assert names(tried.sent) == ["a"]
 
     def test_a_broken_message_counts_for_no_tag(self) -> None:
         tried = attempt("a", "broken", "c")
-        Confirmed(Rabbit(), RabbitProducer).send(tried)  # type: ignore[arg-type]
+        Confirmed(Rabbit(), RabbitProducer, FakeCork()).send(tried)  # type: ignore[arg-type]
         assert (names(tried.sent), names(tried.broken)) == (["a", "c"], ["broken"])
 
     def test_one_that_closes_the_channel_is_found_out_and_the_others_are_sent(self) -> None:
         rabbit, tried = Rabbit(), attempt("a", "b", "poison", "d")
         rabbit.poison = {"poison"}
-        Confirmed(rabbit, RabbitProducer).send(tried)  # type: ignore[arg-type]
+        Confirmed(rabbit, RabbitProducer, FakeCork()).send(tried)  # type: ignore[arg-type]
         assert names(tried.sent) == ["a", "b", "d"]
         assert names(tried.refused) == ["poison"]
 
     def test_after_that_it_is_as_before(self) -> None:
         rabbit = Rabbit()
         rabbit.poison = {"poison"}
-        way = Confirmed(rabbit, RabbitProducer)  # type: ignore[arg-type]
+        way = Confirmed(rabbit, RabbitProducer, FakeCork())  # type: ignore[arg-type]
         way.send(attempt("poison"))
         tried = attempt("a", "b")
         way.send(tried)
