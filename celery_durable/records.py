@@ -228,6 +228,8 @@ class Outgoing:
     #: ``wake_at`` as the take wrote it: the fence of the statements that follow the publish.
     taken_until: datetime
     message: Message
+    #: How often in a row the broker has not confirmed it, before this time.
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

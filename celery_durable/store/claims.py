@@ -281,7 +281,9 @@ class Claims:
         connection.execute(
             update(executions)
             .where(context.mine(executions, delivery.task_id))
-            .values(**fields, crashes=0, draining=False, finished_at=None, created_at=context.now())
+            .values(
+                **fields, crashes=0, failures=0, draining=False, finished_at=None, created_at=context.now()
+            )
         )
         self._journal.clear(connection, delivery.task_id)
         return token

@@ -183,9 +183,10 @@ class DueRows:
                 send_id=columns["send_id"],
                 message_version=columns["message_version"],
                 # Taking an expired lease starts the count of wakes anew.
-                sends=1 if row is not None else columns["sends"] + 1,
+                sends=1 if row is not None else _next_send(columns["sends"], columns["failures"]),
                 taken_until=taken_until,
                 message=message,
+                failures=columns["failures"],
             )
         )
 
@@ -219,10 +220,13 @@ class DueRows:
         if not keys:
             return
         context, executions = self._context, self._executions
+        # What the broker did not confirm is sent for the same time again: a broker that is away for a day
+        # is no reason to take a wake for one that nobody understands. See ``_next_send``.
+        unconfirmed = (and_(executions.c.failures > 0, executions.c.sends > 0), executions.c.sends)
         connection.execute(
             update(executions)
             .where(executions.c.namespace == context.namespace, context.among(executions.c.task_id, keys))
-            .values(sends=executions.c.sends + 1, wake_at=taken_until)
+            .values(sends=case(unconfirmed, else_=executions.c.sends + 1), wake_at=taken_until)
         )
 
     def _postpone_unreadable(self, connection: Connection, key: str) -> None:
@@ -243,26 +247,34 @@ class DueRows:
             with self._context.database.statements() as connection:
                 connection.execute(delete(self._executions).where(self._still_taken(outbox)))
         if wakes:
-            self._move(wakes, {item.sends: resend_delay(item.sends, resend_base) for item in wakes})
+            sends = self._executions.c.sends
+            delays = {item.sends: resend_delay(item.sends, resend_base) for item in wakes}
+            self._move(wakes, sends, delays, failures=0)
 
     def give_back(self, unsent: Sequence[Outgoing]) -> None:
         """Make what the broker did not confirm due again, after a growing pause."""
         if unsent:
-            self._move(unsent, {item.sends: publish_backoff(item.sends) for item in unsent})
+            failures = self._executions.c.failures
+            delays = {item.failures: publish_backoff(item.failures + 1) for item in unsent}
+            self._move(unsent, failures, delays, failures=failures + 1)
 
     def set_aside(self, broken: Sequence[Outgoing]) -> None:
         """Let what cannot be sent as it is wait for an hour, so that nobody meets it at every pass."""
         if broken:
-            self._move(broken, {item.sends: SET_ASIDE for item in broken})
+            self._move(broken, self._executions.c.sends, {item.sends: SET_ASIDE for item in broken})
 
-    def _move(self, items: Sequence[Outgoing], delays: Mapping[int, float]) -> None:
-        """Make rows that are still ours due after a delay, which hangs on how often each was sent."""
+    def _move(
+        self, items: Sequence[Outgoing], count: Any, delays: Mapping[int, float], **values: Any
+    ) -> None:
+        """Make rows that are still ours due after a delay, which hangs on one of their counts."""
         context, executions = self._context, self._executions
         first, *others = set(delays.values())
-        seconds: Any = case(dict(delays), value=executions.c.sends, else_=first) if others else first
+        seconds: Any = case(dict(delays), value=count, else_=first) if others else first
         with context.database.statements() as connection:
             connection.execute(
-                update(executions).where(self._still_taken(items)).values(wake_at=context.now(seconds))
+                update(executions)
+                .where(self._still_taken(items))
+                .values(wake_at=context.now(seconds), **values)
             )
 
     def _still_taken(self, items: Sequence[Outgoing]) -> ColumnElement[bool]:
@@ -273,3 +285,8 @@ class DueRows:
             executions.c.owner.is_(None),
             executions.c.wake_at == items[0].taken_until,
         )
+
+
+def _next_send(sends: int, failures: int) -> int:
+    """The number of the send that follows ``sends`` of them, the last of which may not have arrived."""
+    return sends if failures > 0 and sends > 0 else sends + 1

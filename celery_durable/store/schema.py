@@ -79,6 +79,8 @@ def _executions(metadata: MetaData, prefix: str) -> Table:
         Column("created_at", UtcDateTime, nullable=False),
         Column("updated_at", UtcDateTime, nullable=False),
         Column("finished_at", UtcDateTime),
+        # Publishes of the wake at hand that the broker did not confirm, in a row.
+        Column("failures", Integer, nullable=False, server_default=text("0")),
     )
     # The heap of the scheduler: only what waits for something is in it.
     waiting = table.c.wake_at.is_not(None)

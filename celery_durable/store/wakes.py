@@ -18,6 +18,7 @@ def fresh_lease(context: Context, owner: str, ttl: float) -> dict[str, Any]:
         "owner": owner,
         "wake_at": context.now(ttl),
         "sends": 0,
+        "failures": 0,
         "draining": False,
         "updated_at": context.now(),
     }

@@ -187,6 +187,39 @@ class TestAfterThePublish:
             store.time_offset[0] += waits[-1] + 0.1
         assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
+    def test_what_was_not_confirmed_does_not_count_as_sent(self, store: Store) -> None:
+        """A broker that was away for long leads to no long pause afterwards, and to no verdict."""
+        schedule(store, "new", "old")
+        store.due.confirm(take(store), 120.0)
+        edit(store, "new", sends=0, wake_at=store.now())
+        for _ in range(40):
+            store.time_offset[0] += 3600
+            unsent = take(store)
+            assert {item.key: item.sends for item in unsent} == {"new": 1, "old": 2}
+            store.due.give_back(unsent)
+            assert due_in(store, "new") <= 30
+        store.time_offset[0] += 31
+        store.due.confirm(take(store), 120.0)
+        assert (round(due_in(store, "new")), round(due_in(store, "old"))) == (120, 240)
+        store.time_offset[0] += 241
+        assert {item.key: item.sends for item in take(store)} == {"new": 2, "old": 3}
+
+    def test_what_was_not_confirmed_may_have_arrived_all_the_same(self, store: Store) -> None:
+        schedule(store, "a")
+        store.due.give_back(take(store))
+        assert claim(store, "a").key.token == 1
+
+    def test_the_failures_of_one_wait_do_not_count_for_the_next(self, store: Store) -> None:
+        schedule(store, "a")
+        for _ in range(3):
+            store.due.give_back(take(store))
+            store.time_offset[0] += 31
+        key = claim(store, "a").key
+        assert store.leases.hand_back(key)
+        (again,) = take(store)
+        store.due.give_back([again])
+        assert (again.sends, again.failures, due_in(store, "a") <= 0.5) == (1, 0, True)
+
     def test_what_cannot_be_sent_waits_for_an_hour(self, store: Store) -> None:
         schedule(store, "a")
         store.due.set_aside(take(store))
