@@ -13,6 +13,7 @@ from billiard.common import TERM_SIGNAME
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
 from celery.platforms import signals
+from celery.signals import task_failure
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
@@ -24,10 +25,12 @@ from celery_durable.message import capture, delivery_of
 from celery_durable.points import Point, reached
 from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
 from celery_durable.tracing import DELIVERY
+from celery_durable.worker.unread import set_aside
 
 logger = logging.getLogger(__name__)
 
 _CONTROL = (Ignore, Reject, Retry)
+_IN_THE_BODY = ("args", "kwargs")
 #: What billiard reports of a child that is gone; ``Terminated`` where the worker itself has killed it.
 _DEATHS = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
 
@@ -71,6 +74,15 @@ class DurableRequest(Request):
         self.delivery = delivery
         self.arrived_at = monotonic()
         self._request_dict[DELIVERY] = {"number": self.number, "delivery": delivery}
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What goes to the pool with the job.
+
+        Without the arguments, which the child reads from the body: in here they would be unpickled with the
+        job, and a child that cannot do that dies, and the next one with it.
+        """
+        return {name: value for name, value in self._request_dict.items() if name not in _IN_THE_BODY}
 
     # -- what became of the delivery ---------------------------------------------------------------
 
@@ -208,9 +220,34 @@ class DurableRequest(Request):
             return None
         self.is_over = True
         if not isinstance(error, _CONTROL):
-            # It failed before its claim (a body that cannot be decoded), or the tracer has told it.
+            if self.lease_key is None and not return_ok:
+                self._set_aside(exc_info, error)
+                return None
+            # The tracer has told it.
             self._may_acknowledge = True
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+
+    def _set_aside(self, exc_info: Any, error: Exception) -> None:
+        """It failed before its claim, as with a body that the pool process cannot decode."""
+        task_ready(self)
+        try:
+            has_failed = set_aside(self._app, self.delivery, self.message, error)
+        except StoreUnavailable as unavailable:
+            logger.warning("%s[%s] goes back: %s", self.name, self.id, unavailable)
+            self.on_put_back()
+            return
+        self._acknowledge_now()
+        if has_failed:
+            task_failure.send(
+                sender=self._task,
+                task_id=self.id,
+                exception=error,
+                args=self.args,
+                kwargs=self.kwargs,
+                traceback=exc_info.traceback,
+                einfo=exc_info,
+            )
+            self.send_event("task-failed", exception=repr(error), traceback=str(exc_info.traceback))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """As Celery's; a hard limit ends the run in the database before it is told, or not at all."""

@@ -21,6 +21,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from billiard import current_process
 from celery import Celery, chain, chord, group, signals
 from kombu.serialization import register
 
@@ -30,7 +31,7 @@ from celery_durable.publisher import Publisher
 from celery_durable.sender import Sender
 from celery_durable.store.runs import Runs
 from celery_durable.telling import TellingBackend
-from celery_durable.worker import consumer
+from celery_durable.worker import unread
 from tests.nodes import Witness
 from tests.nodes.bench import CONF_VARIABLE
 
@@ -51,7 +52,7 @@ if not os.environ.get("FEATURES_NARROW"):
 else:
     app.conf.accept_content = ["json"]
 if "FEATURES_LIMIT" in os.environ:
-    consumer.UNKNOWN_LIMIT = int(os.environ["FEATURES_LIMIT"])
+    unread.UNREAD_LIMIT = int(os.environ["FEATURES_LIMIT"])
 
 
 def did(task_id: str, what: str, value: Any = None) -> Any:
@@ -397,6 +398,18 @@ class Traced:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         did("unpickled", str(self.value))
+
+
+class Brittle:
+    """A deploy has changed its class: from then on no pool process can read it."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if times("brittle", "breaks") and current_process().name.startswith("ForkPool"):
+            raise AttributeError("Brittle has no such attribute any more")
+        self.__dict__.update(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"made": "by an earlier release"}
 
 
 @app.task(base=DurableTask, bind=True)

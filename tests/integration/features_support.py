@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kombu.utils.json import loads
 from sqlalchemy import select
 
+from tests.integration.support import row
 from tests.nodes import DEPLOYMENTS, Bench, Servers
 
 PROJECT = "tests.integration.features_proj"
@@ -47,6 +49,42 @@ def seen(bench: Bench, task_id: str, step: str, times: int = 1, timeout: float =
         lambda: bench.witness.count(task_id, step) >= times, timeout, f"{task_id}: {step} × {times}"
     )
     assert bench.witness.count(task_id, step) == times
+
+
+def send_copies(bench: Bench, task_id: str, count: int = 1, *, wake: int | None = None) -> None:
+    """Send a task's message again, as it was first sent or as a wake, so many times."""
+    found = row(bench, task_id)
+    assert found is not None
+    message = found.message
+    assert message is not None
+    mark: dict[str, Any] = {"send_id": send_id_of(bench, task_id), "version": 0}
+    headers = {**loads(message.headers), "durable": mark if wake is None else {**mark, "wake": wake}}
+    with bench.app().producer_pool.acquire() as producer:
+        for _ in range(count):
+            producer.publish(
+                message.body,
+                content_type=message.content_type,
+                content_encoding=message.content_encoding,
+                compression=message.compression,
+                headers=headers,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                **loads(message.properties),
+            )
+
+
+def send_id_of(bench: Bench, task_id: str) -> str:
+    """Which send of its id a row is of."""
+    store = bench.app().durable.store
+    columns = store.context.schema.executions.c
+    with store.database.statements() as connection:
+        return str(connection.execute(select(columns.send_id).where(columns.task_id == task_id)).scalar_one())
+
+
+def dropped(bench: Bench, task_id: str) -> list[str]:
+    """The lines by which the first worker says that it has dropped a message of a task."""
+    lines = bench.processes[0].logs().splitlines()
+    return [line for line in lines if f"[{task_id}] dropped: " in line]
 
 
 def outbox_delays(bench: Bench) -> list[float]:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from celery import chord
 from celery.exceptions import ChordError, NotRegistered
+from kombu.exceptions import DecodeError
 
 from celery_durable.records import Due
-from tests.integration.features_support import PROJECT, seen
+from tests.integration.features_support import PROJECT, seen, send_copies
 from tests.integration.support import row, wait_for_status, wait_until_asleep
 from tests.nodes import Bench, Worker, on
 
@@ -88,6 +89,42 @@ class TestUnknownToThisRelease:
         wait_for_status(bench, own.id, "failed")
         wait_for_status(bench, cancelled.id, "cancelled")
         assert cancelled.state == "REVOKED"
+
+
+class TestUnreadable:
+    """A body that the worker's main process can decode and its pool processes cannot."""
+
+    @on("redis-postgres")
+    def test_it_fails_once_at_the_limit_and_a_copy_of_it_harms_nobody(self, bench: Bench) -> None:
+        bench.configure(durable_resend_delay=1, accept_content=["json", "pickle"])
+        worker = bench.worker(env={"FEATURES_LIMIT": "2"}, wait=False)
+        bench.beat()
+        worker.wait_until_ready()
+        t = bench.project
+        nap = t.nap.s(t.Brittle(), 600).set(serializer="pickle", link_error=[t.errback.s()])
+        woken, cancelled, asleep = (nap.apply_async() for _ in range(3))
+        for result in (woken, cancelled, asleep):
+            wait_until_asleep(bench, result)
+        before = row(bench, asleep.id)
+        bench.witness.saw("brittle", "breaks")
+        fresh = t.quick.apply_async((t.Brittle(),), serializer="pickle")
+        send_copies(bench, asleep.id)
+        cancelled.revoke()
+        make_due(bench, woken)
+
+        for result in (woken, fresh):
+            with pytest.raises(DecodeError, match="Brittle has no such attribute any more"):
+                result.get(timeout=20)
+            assert wait_for_status(bench, result.id, "failed").wake_at is None
+            seen(bench, result.id, "task_failure")
+            assert f"{result.id}] is not understood by this worker" in worker.logs()
+        seen(bench, woken.id, "errback DecodeError")
+        assert bench.witness.count(woken.id, "after") == bench.witness.count(fresh.id, "body") == 0
+        wait_for_status(bench, cancelled.id, "cancelled")
+        assert cancelled.state == "REVOKED"
+        bench.wait_for(bench.queue_is_empty)
+        assert row(bench, asleep.id) == before
+        assert asleep.state == "SLEEPING"
 
 
 def make_due(bench: Bench, *results: Any) -> None:
