@@ -1,0 +1,37 @@
+"""Everything that can be measured, by name, in the order of a run: sites follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from benchmarks.lab import Lab
+from benchmarks.measurements import sending, throughput
+from benchmarks.rows import Row, at_least
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One entry of the catalogue.
+
+    ``peer``: needs a package that the benchmark installs, and is left out of a quick run.
+    """
+
+    name: str
+    measure: Callable[[Lab], Iterable[Row]]
+    peer: bool = False
+
+
+CATALOGUE: tuple[Measurement, ...] = (
+    Measurement("noop-redis", lambda lab: throughput.noop(lab, "redis", at_least(0.6))),
+    Measurement("step-redis", lambda lab: throughput.one_step(lab, "redis")),
+    Measurement("commits", throughput.commits),
+    Measurement("park-redis", lambda lab: throughput.park(lab, "redis")),
+    Measurement("countdown", sending.countdown),
+    Measurement("dispatch-redis", lambda lab: sending.dispatch(lab, "redis")),
+    Measurement("noop-rabbitmq", lambda lab: throughput.noop(lab, "rabbitmq", at_least(0.5))),
+    Measurement("step-rabbitmq", lambda lab: throughput.one_step(lab, "rabbitmq")),
+    Measurement("park-rabbitmq", lambda lab: throughput.park(lab, "rabbitmq")),
+    Measurement("dispatch-rabbitmq", lambda lab: sending.dispatch(lab, "rabbitmq")),
+    Measurement("noop-embedded", lambda lab: throughput.noop(lab, "embedded", at_least(0.5))),
+)

@@ -1,0 +1,87 @@
+"""Tasks per second through one worker: durable beside plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.deployment import BrokerName, Site
+from benchmarks.lab import Lab
+from benchmarks.rows import Goal, Row, Samples, at_least, at_most
+
+#: Tasks per run: some seconds' worth of plain ones.
+COUNTS: dict[BrokerName, tuple[int, int]] = {
+    "redis": (3000, 500),
+    "rabbitmq": (6000, 1000),
+    "embedded": (1500, 300),
+}
+TITLES: dict[BrokerName, str] = {"redis": "Redis", "rabbitmq": "RabbitMQ", "embedded": "embedded, SQLite"}
+DAY = 86_400.0
+
+
+def noop(lab: Lab, broker: BrokerName, goal: Goal) -> Iterator[Row]:
+    """A task that does nothing."""
+    site = warm(lab.site(broker))
+    count = lab.size(*COUNTS[broker])
+    yield lab.compare(
+        f"noop_{broker}",
+        f"no-op, durable ÷ plain; {TITLES[broker]}",
+        ("durable", lambda: site.throughput("noop", count)),
+        ("plain", lambda: site.throughput("plain", count)),
+        goal=goal,
+    )
+
+
+def one_step(lab: Lab, broker: BrokerName) -> Iterator[Row]:
+    """A task with one journaled step; how many commits it costs is counted apart."""
+    site = warm(lab.site(broker))
+    count = lab.size(*COUNTS[broker])
+    yield lab.compare(
+        f"step_{broker}",
+        f"no-op with one step ÷ plain no-op; {TITLES[broker]}",
+        ("durable", lambda: site.throughput("one_step", count)),
+        ("plain", lambda: site.throughput("plain", count)),
+        goal=at_least(0.5),
+    )
+
+
+def commits(lab: Lab) -> Iterator[Row]:
+    """What PostgreSQL says it has committed, for each task with one step."""
+    site = warm(lab.site("redis"))
+    count = lab.size(*COUNTS["redis"])
+    before = site.postgres.commits()
+    site.throughput("one_step", count)
+    per_task = (site.postgres.commits() - before) / count
+    yield Row(
+        "step_commits",
+        "commits per task with one step",
+        Samples("durable", "commits", (per_task,)),
+        goal=at_most(4),
+        note="what the scheduler and the benchmark ask meanwhile is counted with them",
+    )
+
+
+def park(lab: Lab, broker: BrokerName) -> Iterator[Row]:
+    """Tasks that go to sleep at once."""
+    site = warm(lab.site(broker))
+    count = lab.size(*COUNTS[broker])
+
+    def ours() -> float:
+        try:
+            return site.throughput("park", count, DAY)
+        finally:
+            site.postgres.forget_parked()
+
+    yield lab.compare(
+        f"park_{broker}",
+        f"put to sleep ÷ plain no-op; {TITLES[broker]}",
+        ("durable", ours),
+        ("plain", lambda: site.throughput("plain", count)),
+        goal=at_least(0.5),
+    )
+
+
+def warm(site: Site) -> Site:
+    """Both sides have imported, connected and compiled what they need."""
+    for task in ("noop", "plain"):
+        site.throughput(task, 50)
+    return site
