@@ -10,9 +10,11 @@ from typing import Any
 
 from celery.beat import Scheduler
 from celery.signals import beat_init
+from click import ClickException
 from kombu.utils.objects import cached_property
 
 from celery_durable.errors import ConfigurationError
+from celery_durable.plain import in_one_line
 from celery_durable.scheduler.build import build_ticker
 from celery_durable.scheduler.entry import DurableEntry
 from celery_durable.scheduler.ticker import Ticker
@@ -36,7 +38,8 @@ class DurableScheduler(Scheduler):
 
     def setup_schedule(self) -> None:
         """Take the configuration over. The database is first asked by the first tick: it may be away."""
-        self._durable.settings  # noqa: B018 - a wrong setting stops beat here, never later
+        with in_one_line():
+            self._durable.check_configuration()
         # In the order of the persistent scheduler: the other one drops the built-in entry again.
         self.merge_inplace(self.app.conf.beat_schedule)
         self.install_default_entries(self.schedule)
@@ -91,9 +94,16 @@ class DurableScheduler(Scheduler):
 
     @property
     def info(self) -> str:
-        """What the banner shows. It is asked of a lazy instance."""
+        """What the banner shows. It is asked of a lazy instance, and before Celery logs what beat raises.
+
+        On the command line a wrong setting stops beat right here.
+        """
         try:
-            settings = self._durable.settings
+            with in_one_line():
+                self._durable.check_configuration()
+        except ClickException:
+            raise
         except ConfigurationError:
             return "    . database -> not configured"
+        settings = self._durable.settings
         return f"    . database -> {settings.redacted_url}\n    . namespace -> {settings.namespace}"

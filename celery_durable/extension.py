@@ -197,6 +197,16 @@ class Durable(Operations):
             found = self._limits[task.name] = self.settings.for_task(task)
         return found
 
+    def check_configuration(self) -> None:
+        """What a worker or scheduler does first of all: a wrong setting stops it there, never later.
+
+        Raises ConfigurationError, of the settings or of a task's own options.
+        """
+        self.settings  # noqa: B018 - it is checked when it is made
+        for task in list(self.app.tasks.values()):
+            if isinstance(task, DurableTask):
+                self.limits(task)
+
     def crash_limits(self, task_name: str) -> tuple[int | None, float]:
         """The crash limit and lease ttl of a task, also of one that this process does not know."""
         task = self.app.tasks.get(task_name)
@@ -226,10 +236,7 @@ class Durable(Operations):
 
     def enter_worker(self, worker: Any) -> None:
         """Called by the worker's bootstep, before its pool forks."""
-        self.settings  # noqa: B018 - a wrong setting stops the worker here, never later
-        for task in list(self.app.tasks.values()):
-            if isinstance(task, DurableTask):
-                self.limits(task)
+        self.check_configuration()
         self.worker = WorkerSide(self, worker)
         self._runtime = None
         self.__dict__.pop("_in_process_claims", None)

@@ -11,6 +11,7 @@ from typing import Any
 from celery import bootsteps
 from celery.signals import worker_shutdown
 
+from celery_durable.plain import in_one_line
 from celery_durable.worker.pipe import ClaimsPipe
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ class DurableStep(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
-        worker.app.durable.enter_worker(worker)
+        with in_one_line():
+            worker.app.durable.enter_worker(worker)
         _hear_of_cold_shutdown(worker)
         # Sent when the pool has stopped, which comes after this step's own end.
         worker_shutdown.connect(self._close, sender=worker)
