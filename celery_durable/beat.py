@@ -16,6 +16,7 @@ from kombu.utils.objects import cached_property
 from celery_durable.errors import ConfigurationError
 from celery_durable.plain import in_one_line
 from celery_durable.scheduler.build import build_ticker
+from celery_durable.scheduler.deferral import AT_ONCE, SOON, Deferral
 from celery_durable.scheduler.entry import DurableEntry
 from celery_durable.scheduler.ticker import Ticker
 
@@ -32,6 +33,7 @@ class DurableScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.schedule_filename = kwargs.get("schedule_filename")
         self._ticker: Ticker | None = None
+        self._deferral = Deferral()
         self._is_ticking = False
         self._is_served = False
         super().__init__(*args, **kwargs)
@@ -62,16 +64,26 @@ class DurableScheduler(Scheduler):
         Celery's arguments are for its heap, which this scheduler has none of.
         """
         self._is_ticking = True
+        delay = 0.0
         try:
-            if self._ticker is None:
-                self._ticker = build_ticker(self._durable, scheduler=self)
-            delay = min(self._ticker.run_once(), float(self.max_interval or 0))
+            with self._deferral.holding(SOON):
+                delay = min(self._round(), float(self.max_interval or 0))
             if not self._is_served:
                 return delay
-            self._ticker.wait(delay)
+            with self._deferral.holding(AT_ONCE):
+                self._rest(delay)
             return 0.0
         finally:
             self._is_ticking = False
+
+    def _round(self) -> float:
+        if self._ticker is None:
+            self._ticker = build_ticker(self._durable, self._deferral, scheduler=self)
+        return self._ticker.run_once()
+
+    def _rest(self, seconds: float) -> None:
+        if self._ticker is not None:
+            self._ticker.wait(seconds)
 
     @cached_property
     def producer(self) -> Any:

@@ -26,8 +26,9 @@ PASS_SECONDS = 1.0
 class Dispatcher:
     """Takes due rows, publishes them, notes what the broker confirmed.
 
-    ``limits(task_name)`` gives a task's crash limit and lease ttl. ``undisturbed()`` is entered for the
-    time between taking a batch and the note of what became of it.
+    ``limits(task_name)`` gives a task's crash limit and lease ttl. ``taking()`` is entered for the
+    time between taking a batch and the note of what became of it, and ``sending()`` within it from its
+    publish on.
     """
 
     def __init__(
@@ -37,13 +38,15 @@ class Dispatcher:
         limits: Callable[[str], tuple[int | None, float]],
         *,
         publisher: Publisher | None = None,
-        undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
+        taking: Callable[[], AbstractContextManager[None]] = nullcontext,
+        sending: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Clock | None = None,
     ) -> None:
         self._app = app
         self._runtime = runtime
         self._limits = limits
-        self._undisturbed = undisturbed
+        self._taking = taking
+        self._sending = sending
         self._clock = clock or SystemClock()
         self._publisher = publisher or Publisher(app, clock=self._clock)
         # Published, but not noted yet: the database went away in between.
@@ -65,20 +68,25 @@ class Dispatcher:
         self._settle()
         if not self._publisher.connect():
             return 0
-        with self._undisturbed():
+        with self._taking():
             began = self._clock.monotonic()
             batch = self._take()
             if batch.outgoing:
                 reached(Point.DUE_TAKEN)
-                published = self._publisher.publish(batch.outgoing)
-                self._owed.append(published)
-                reached(Point.WAKES_SENT)
-                self._settle()
-                reached(Point.WAKES_NOTED)
+                published = self._send(batch)
                 resent = sum(item.sends > 1 for item in published.sent)
                 metrics.dispatched(len(published.sent), resent, self._clock.monotonic() - began)
         self._report(batch)
         return batch.found
+
+    def _send(self, batch: Batch) -> Published:
+        with self._sending():
+            published = self._publisher.publish(batch.outgoing)
+            self._owed.append(published)
+            reached(Point.WAKES_SENT)
+            self._settle()
+            reached(Point.WAKES_NOTED)
+        return published
 
     def _take(self) -> Batch:
         runtime = self._runtime

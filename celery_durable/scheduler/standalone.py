@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_durable.scheduler.build import build_ticker
+from celery_durable.scheduler.deferral import AT_ONCE, SOON, Deferral
 from celery_durable.scheduler.state import HealthFile
 
 logger = logging.getLogger(__name__)
@@ -25,12 +26,17 @@ def run_scheduler(app: Any, *, health_file: Path | None = None) -> None:
     """
     durable = app.durable
     health = HealthFile(health_file) if health_file is not None else HealthFile.of_environment()
-    ticker = build_ticker(durable, health=health)
+    deferral = Deferral()
+    ticker = build_ticker(durable, deferral, health=health)
     logger.info("The scheduler of %r is starting", durable.settings.namespace)
     with _ending_by_signal():
         try:
             while True:
-                ticker.wait(ticker.run_once())
+                delay = 0.0
+                with deferral.holding(SOON):
+                    delay = ticker.run_once()
+                with deferral.holding(AT_ONCE):
+                    ticker.wait(delay)
         except _Ended:
             logger.info("The scheduler is stopping")
     ticker.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_durable.clock import Clock, SystemClock
 from celery_durable.dispatch import Dispatcher
-from celery_durable.errors import ConfigurationError, StoreUnavailable
+from celery_durable.errors import ConfigurationError, StoreUnavailable, WrongTables
 from celery_durable.reach import Reach
 from celery_durable.scheduler.plan import REFRESH, Plan
 from celery_durable.scheduler.state import HealthFile, State
@@ -25,6 +25,8 @@ TICK_INTERVAL = 20.0
 PRUNE_INTERVAL = 60.0
 PRUNE_PAUSE = 1.0
 PRUNE_BATCH = 500
+#: Seconds between two reminders of tables that do not fit.
+REMIND_INTERVAL = 60.0
 #: The longest wait, whatever the poll interval: somebody may be watching whether we still tick.
 LONGEST_WAIT = 20.0
 #: Seconds before rows that are due, but held by somebody, are tried again: doubled up to a poll interval.
@@ -63,6 +65,7 @@ class Ticker:
         self._noted_at: float | None = None
         self._kept_at: float | None = None
         self._prune_at = 0.0
+        self._remind_at = 0.0
 
     @property
     def state(self) -> State:
@@ -82,6 +85,7 @@ class Ticker:
             delay = self._round()
         except StoreUnavailable as error:
             self._database.lost(error)
+            self._remind(error)
             delay = self._database.retry_in
         except ConfigurationError:
             raise
@@ -90,6 +94,13 @@ class Ticker:
             delay = FAILED_PAUSE
         self._health.write(self.state)
         return delay
+
+    def _remind(self, error: StoreUnavailable) -> None:
+        """An outage ends by itself, and is told of once; this needs somebody."""
+        now = self._clock.monotonic()
+        if isinstance(error, WrongTables) and now >= self._remind_at:
+            self._remind_at = now + REMIND_INTERVAL
+            logger.error("%s", error)
 
     def wait(self, seconds: float) -> None:
         """Wait so long, or until there is a hint of something nearer."""

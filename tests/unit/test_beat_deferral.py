@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,9 +42,9 @@ def term() -> None:
     send(signal.SIGTERM)
 
 
-def run(deferral: Deferral, *steps: Callable[[], object]) -> None:
+def run(deferral: Deferral, *steps: Callable[[], object], patience: float = 60) -> None:
     """Take some steps in a block that is not to be disturbed."""
-    with deferral.undisturbed():
+    with deferral.holding(patience):
         for step in steps:
             step()
 
@@ -67,7 +68,7 @@ def test_a_signal_within_the_block_comes_after_it(handled: list[int], number: in
 
 def test_without_a_signal_nothing_has_changed_afterwards(handled: list[int]) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Deferral().undisturbed():
+    with Deferral().holding(60):
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
     assert handled == []
@@ -90,12 +91,64 @@ def test_a_second_signal_waits_no_longer(handled: list[int]) -> None:
     assert handled == [signal.SIGTERM]
 
 
-def test_a_block_that_hangs_is_ended_after_the_longest_time(handled: list[int]) -> None:
+def test_a_block_that_hangs_is_left_after_its_time(handled: list[int]) -> None:
     began = time.monotonic()
     with pytest.raises(Ended):
-        run(Deferral(longest=0.05), term, lambda: time.sleep(30))
+        run(Deferral(), term, lambda: time.sleep(30), patience=0.05)
     assert time.monotonic() - began < 10
     assert handled == [signal.SIGTERM]
+
+
+def test_it_is_not_left_by_an_exception_that_a_driver_has_plans_for(handled: list[int]) -> None:
+    """psycopg answers SystemExit and KeyboardInterrupt with ten seconds of its own."""
+    seen: list[BaseException] = []
+
+    def hang() -> None:
+        try:
+            time.sleep(30)
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    with pytest.raises(Ended):
+        run(Deferral(), term, hang, patience=0.05)
+    (error,) = seen
+    assert not isinstance(error, (Exception, SystemExit, KeyboardInterrupt))
+
+
+def test_without_patience_it_is_left_at_once(handled: list[int]) -> None:
+    reached: list[str] = []
+    with pytest.raises(Ended):
+        run(Deferral(), term, lambda: reached.append("second"), patience=0)
+    assert reached == []
+    assert handled == [signal.SIGTERM]
+
+
+def test_a_signal_that_a_finalizer_swallows_comes_after_the_block(
+    handled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python prints what is raised in a finalizer, and goes on."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    reached: list[str] = []
+
+    class Finalized:
+        def __del__(self) -> None:
+            term()
+
+    with pytest.raises(Ended):
+        run(Deferral(), Finalized, lambda: reached.append("the next step"), patience=0)
+    assert reached == ["the next step"]
+    assert handled == [signal.SIGTERM]
+
+
+def test_a_handler_that_only_takes_note_ends_the_block_and_nothing_else() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        run(Deferral(), term, lambda: time.sleep(30), patience=0.05)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == [signal.SIGTERM]
 
 
 def test_another_thread_defers_nothing(handled: list[int]) -> None:
@@ -109,10 +162,38 @@ def test_another_thread_defers_nothing(handled: list[int]) -> None:
     assert seen == [before]
 
 
-def test_a_block_within_a_block_is_one(handled: list[int]) -> None:
-    deferral = Deferral()
-    seen: list[list[int]] = []
-    with pytest.raises(Ended):
-        run(deferral, lambda: run(deferral, term), lambda: seen.append(list(handled)))
-    assert seen == [[]]
-    assert handled == [signal.SIGTERM]
+class TestWithinAnother:
+    def test_its_end_is_a_good_place_to_leave(self, handled: list[int]) -> None:
+        deferral = Deferral()
+        seen: list[object] = []
+        with pytest.raises(Ended):
+            run(
+                deferral,
+                lambda: run(deferral, term, lambda: seen.append(list(handled))),
+                lambda: seen.append("more"),
+            )
+        assert seen == [[]]
+        assert handled == [signal.SIGTERM]
+
+    def test_it_has_a_patience_of_its_own(self, handled: list[int]) -> None:
+        deferral = Deferral()
+        reached: list[str] = []
+        with pytest.raises(Ended):
+            run(
+                deferral,
+                lambda: run(deferral, term, lambda: time.sleep(0.2), lambda: reached.append("noted")),
+                patience=0.05,
+            )
+        assert reached == ["noted"]
+
+    def test_one_that_is_pending_already_waits_for_it_too(self, handled: list[int]) -> None:
+        deferral = Deferral()
+        reached: list[str] = []
+        with pytest.raises(Ended):
+            run(
+                deferral,
+                term,
+                lambda: run(deferral, lambda: time.sleep(0.3), lambda: reached.append("noted")),
+                patience=0.1,
+            )
+        assert reached == ["noted"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -200,19 +201,22 @@ class TestDatabaseTrouble:
         assert len(publisher.batches) == 1, "nothing is sent twice"
         assert 110 < due_in(store, "a") <= 120
 
-    def test_the_time_between_publish_and_note_is_not_disturbed(
+    def test_the_time_from_the_take_to_the_note_is_not_disturbed(
         self, world: World, store: Store, publisher: FakePublisher, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         told: list[str] = []
 
         @contextmanager
-        def undisturbed() -> Iterator[None]:
-            told.append("begin")
+        def block(name: str) -> Iterator[None]:
+            told.append(name)
             yield
-            told.append("end")
+            told.append(f"end of {name}")
 
-        dispatcher = dispatcher_of(world, publisher, undisturbed=undisturbed)
-        confirm = store.due.confirm
+        dispatcher = dispatcher_of(
+            world, publisher, taking=partial(block, "taking"), sending=partial(block, "sending")
+        )
+        take, confirm = store.due.take, store.due.confirm
+        monkeypatch.setattr(store.due, "take", lambda *a: (told.append("take"), take(*a))[1])
         monkeypatch.setattr(store.due, "confirm", lambda *a: (told.append("note"), confirm(*a)))
 
         def publish(items: Sequence[Outgoing]) -> Published:
@@ -222,7 +226,9 @@ class TestDatabaseTrouble:
         publisher.answers = [publish]
         schedule(store, "a")
         dispatcher.run_once()
-        assert told == ["begin", "publish", "note", "end"]
+        assert told == [
+            "taking", "take", "sending", "publish", "note", "end of sending", "end of taking",
+        ]  # fmt: skip
 
 
 class TestReports:
@@ -333,14 +339,14 @@ class TestPublisher:
         assert ([i.key for i in published.sent], [i.key for i in published.unsent]) == (["a"], ["b"])
         assert publisher.broker.is_away
 
-    @pytest.mark.parametrize(("sends", "expected"), [(1, "unsent"), (10, "broken")])
+    @pytest.mark.parametrize(("failures", "expected"), [(0, "unsent"), (9, "broken")])
     def test_what_the_broker_refuses_is_tried_some_times_more(
-        self, world: World, store: Store, sends: int, expected: str
+        self, world: World, store: Store, failures: int, expected: str
     ) -> None:
         publisher = self.publisher(world, world.clock)
         publisher.connect()
         schedule(store, "a")
-        edit(store, "a", sends=sends - 1)
+        edit(store, "a", failures=failures)
 
         class Refusing:
             def send(self, attempt: Any) -> None:
