@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from benchmarks.lab import Lab
-from benchmarks.measurements import sending, throughput
+from benchmarks.measurements import replay, sending, standing, throughput, waking
 from benchmarks.rows import Row, at_least
 
 
@@ -27,11 +27,20 @@ CATALOGUE: tuple[Measurement, ...] = (
     Measurement("step-redis", lambda lab: throughput.one_step(lab, "redis")),
     Measurement("commits", throughput.commits),
     Measurement("park-redis", lambda lab: throughput.park(lab, "redis")),
+    Measurement("burst-redis", lambda lab: waking.burst(lab, "redis")),
+    Measurement("burst-crowded", waking.crowded_burst),
+    Measurement("lateness-redis", lambda lab: waking.lateness(lab, "redis")),
+    Measurement("replay", replay.replay),
     Measurement("countdown", sending.countdown),
     Measurement("dispatch-redis", lambda lab: sending.dispatch(lab, "redis")),
+    Measurement("idle-scheduler", standing.idle_scheduler),
+    Measurement("worker-memory", standing.worker_memory),
+    Measurement("leases", standing.leases),
     Measurement("noop-rabbitmq", lambda lab: throughput.noop(lab, "rabbitmq", at_least(0.5))),
     Measurement("step-rabbitmq", lambda lab: throughput.one_step(lab, "rabbitmq")),
     Measurement("park-rabbitmq", lambda lab: throughput.park(lab, "rabbitmq")),
+    Measurement("burst-rabbitmq", lambda lab: waking.burst(lab, "rabbitmq")),
+    Measurement("lateness-rabbitmq", lambda lab: waking.lateness(lab, "rabbitmq")),
     Measurement("dispatch-rabbitmq", lambda lab: sending.dispatch(lab, "rabbitmq")),
     Measurement("noop-embedded", lambda lab: throughput.noop(lab, "embedded", at_least(0.5))),
 )

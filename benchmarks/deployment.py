@@ -20,6 +20,8 @@ from tests.nodes.folders import new_folder
 from tests.nodes.process import inherited_environment
 from tests.nodes.workers import ROOT
 
+#: Celery's own, the one that a worker takes from.
+DEFAULT_QUEUE = "celery"
 PROJECT = "benchmarks.project"
 BrokerName = Literal["redis", "rabbitmq", "embedded"]
 
@@ -189,11 +191,16 @@ class Site:
         label = self.new_label(task)
         self.driver.ask("send", task=task, args=[label, *args], count=count, queue=label)
         self.driver.ask("consume", queue=label, worker=self.worker.hostname)
+        rate = self.rate_of(label, count)
+        self.driver.ask("leave", queue=label, worker=self.worker.hostname)
+        return rate
+
+    def rate_of(self, label: str, count: int) -> float:
+        """Wait for so many marks, and for the end of every row: per second, from the first mark."""
         marks = self.marks.wait(label, count)
         ended = marks[-1].time
         if self.settle():
             ended = time.time()
-        self.driver.ask("leave", queue=label, worker=self.worker.hostname)
         return count / (ended - marks[0].time)
 
     def settle(self) -> bool:
@@ -204,18 +211,20 @@ class Site:
             time.sleep(0.01)
         return waited
 
-    def parked(self, task: str, *args: Any, queue: str = "celery") -> str:
-        """Have the worker park one task, the only one that sleeps; return its id.
+    def parked(self, task: str, *args: Any, queue: str = DEFAULT_QUEUE) -> str:
+        """Have the worker park one task; return its id.
 
         Its wake will go to ``queue``; the worker only takes from the default one.
         """
         assert self.worker is not None
         postgres, worker = self.postgres, self.worker
-        self.driver.ask("send", task=task, args=list(args), count=1, queue=queue)
-        if queue != "celery":
+        task_id = str(self.driver.ask("send_one", task=task, args=list(args), queue=queue))
+        if queue != DEFAULT_QUEUE:
             self.driver.ask("consume", queue=queue, worker=worker.hostname)
-        count = "SELECT count(*) FROM durable_executions WHERE status = 'sleeping'"
-        wait_for(lambda: postgres.ask(count) == 1, message="one task sleeps", processes=[worker])
-        if queue != "celery":
+        asleep = (
+            f"SELECT count(*) FROM durable_executions WHERE task_id = '{task_id}' AND status = 'sleeping'"
+        )
+        wait_for(lambda: postgres.ask(asleep), message=f"{task_id} sleeps", processes=[worker])
+        if queue != DEFAULT_QUEUE:
             self.driver.ask("leave", queue=queue, worker=worker.hostname)
-        return postgres.any_sleeper()
+        return task_id

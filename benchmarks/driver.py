@@ -40,6 +40,11 @@ def send(
     return time.perf_counter() - began
 
 
+def send_one(task: str, args: list[Any], queue: str) -> str:
+    """Send one message. Returns the id of its task."""
+    return str(getattr(project, task).apply_async(args, queue=queue).id)
+
+
 def send_each(task: str, args: list[list[Any]], queue: str) -> None:
     """Send one message for each list of arguments."""
     apply_async = getattr(project, task).apply_async
@@ -97,8 +102,16 @@ def purge(queue: str) -> int:
         return int(bound.purge() or 0)
 
 
+def depth(queue: str) -> int:
+    """How many messages lie in a queue."""
+    with app.connection_for_write() as connection:
+        bound = app.amqp.queues[queue](connection.default_channel)
+        return int(bound.queue_declare(passive=True).message_count)
+
+
 ACTIONS: dict[str, Callable[..., Any]] = {
-    action.__name__: action for action in (prepare, send, send_each, consume, leave, publish, dispatch, purge)
+    action.__name__: action
+    for action in (prepare, send, send_one, send_each, consume, leave, publish, dispatch, purge, depth)
 }
 
 

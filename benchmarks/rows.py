@@ -70,6 +70,8 @@ class Row:
     base: Samples | None = None
     goal: Goal | None = None
     note: str = ""
+    #: Every single value behind ours, where the plot shows them.
+    detail: tuple[float, ...] = ()
 
     @property
     def ratios(self) -> tuple[float, ...]:

@@ -48,15 +48,18 @@ def commits(lab: Lab) -> Iterator[Row]:
     """What PostgreSQL says it has committed, for each task with one step."""
     site = warm(lab.site("redis"))
     count = lab.size(*COUNTS["redis"])
+    # Its looks are not the tasks'. The next measurement has one again.
+    site.stop_beat()
     before = site.postgres.commits()
     site.throughput("one_step", count)
-    per_task = (site.postgres.commits() - before) / count
+    # Renewals and the first statements of a connection are a handful in all: rounded off.
+    per_task = round((site.postgres.commits() - before) / count, 1)
     yield Row(
         "step_commits",
         "commits per task with one step",
         Samples("durable", "commits", (per_task,)),
         goal=at_most(4),
-        note="what the scheduler and the benchmark ask meanwhile is counted with them",
+        note="xact_commit of pg_stat_database, without a scheduler and without the benchmark's own",
     )
 
 

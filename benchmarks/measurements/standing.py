@@ -1,0 +1,143 @@
+"""What it costs to stand by: sleepers at rest, and leases held."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.deployment import Site
+from benchmarks.lab import Lab
+from benchmarks.measurements.throughput import DAY, warm
+from benchmarks.measurements.waking import FAR
+from benchmarks.rows import Row, Samples, at_most
+from tests.nodes import LocalProcess, wait_for
+
+MEGABYTE = 1e6
+#: Seconds after which a process that idles has settled.
+SETTLED = 8.0
+
+
+def idle_scheduler(lab: Lab) -> Iterator[Row]:
+    """A scheduler with nothing to do, over a table full of sleepers."""
+    site = lab.new_site("redis", log_statements=True)
+    sleepers, window = lab.size(1_000_000, 100_000), lab.size(20, 15)
+    site.start_worker()
+    pattern = site.parked("wake", "idle", FAR)
+    site.stop_worker()
+    empty = lab.repeat(lambda: _beat_memory(site))
+    site.postgres.clone(pattern, sleepers, due_in=DAY)
+    full = lab.repeat(lambda: _beat_memory(site))
+    beat = site.start_beat()
+    time.sleep(SETTLED)
+    windows = [_usage(site, beat, window) for _ in range(lab.rounds)]
+    site.stop_beat()
+    title = f"{sleepers:,} sleepers, idle scheduler: {{}}"
+    yield Row(
+        "idle_cpu",
+        title.format("CPU"),
+        Samples("beat", "% of a core", tuple(cpu for cpu, _ in windows)),
+        goal=at_most(0.2),
+    )
+    yield Row(
+        "idle_statements",
+        title.format("statements a minute"),
+        Samples("beat", "/min", tuple(statements for _, statements in windows)),
+        goal=at_most(40),
+    )
+    yield Row(
+        "idle_memory",
+        title.format("memory over an empty table"),
+        Samples("beat", "MB", tuple(much - little for much, little in zip(full, empty, strict=True))),
+        goal=at_most(1),
+    )
+
+
+def worker_memory(lab: Lab) -> Iterator[Row]:
+    """What a worker keeps of tasks that sleep, beside what Celery's ETA keeps."""
+    count = lab.size(10_000, 1500)
+
+    def durable() -> float:
+        site = warm(lab.new_site("redis").running())
+        assert site.worker is not None
+        site.throughput("park", count // 5, DAY)
+        before = _memory(site.worker)
+        site.throughput("park", count, DAY)
+        return (_memory(site.worker) - before) / count * 10_000
+
+    def plain() -> float:
+        site = warm(lab.new_site("redis").running())
+        assert site.worker is not None
+        before = _memory(site.worker)
+        site.driver.ask("send", task="plain", args=["x"], count=count, queue="celery", eta_in=DAY)
+        wait_for(lambda: not site.driver.ask("depth", queue="celery"), timeout=120, message="all are fetched")
+        return (_memory(site.worker) - before) / count * 10_000
+
+    ours, theirs = lab.alternate(durable, plain) if lab.quick else ((durable(),), (plain(),))
+    yield Row(
+        "worker_memory",
+        "worker memory per 10,000 sleeping tasks",
+        Samples("durable", "MB", ours),
+        goal=at_most(0.5),
+    )
+    yield Row(
+        "worker_memory_celery_eta",
+        "worker memory per 10,000 tasks with an ETA, plain Celery on Redis",
+        Samples("plain", "MB", theirs),
+    )
+
+
+def leases(lab: Lab) -> Iterator[Row]:
+    """Many leases held by one process with threads."""
+    site = lab.new_site("redis", log_statements=True)
+    count, window = lab.size(2000, 500), 10.0
+    worker = site.start_worker(pool="threads", concurrency=count)
+    label = site.new_label("hold")
+    site.driver.ask("send", task="hold", args=[label, 3600], count=count, queue="celery")
+    site.marks.wait(label, count)
+    # One whole interval: from here on nothing but renewals is sent.
+    time.sleep(window)
+    rates = lab.repeat(lambda: _per_second(site.postgres.statements, window))
+    held = site.postgres.ask("SELECT count(*) FROM durable_executions WHERE wake_at > clock_timestamp()")
+    if held != count or not worker.running:
+        raise AssertionError(f"{held} of {count} leases are held")
+    site.stop_worker()
+    yield Row(
+        "lease_statements",
+        f"{count:,} leases in one threads-pool process: renewal statements per second",
+        Samples("worker", "/s", rates),
+        goal=at_most(5),
+    )
+
+
+def _per_second(count: Callable[[], int], seconds: float) -> float:
+    before = count()
+    time.sleep(seconds)
+    return (count() - before) / seconds
+
+
+def _usage(site: Site, process: LocalProcess, seconds: float) -> tuple[float, float]:
+    """Percent of a core, and statements a minute."""
+    before = _cpu(process)
+    statements = _per_second(site.postgres.statements, seconds) * 60
+    return (_cpu(process) - before) / seconds * 100, statements
+
+
+def _cpu(process: LocalProcess) -> float:
+    """Seconds of processor time so far."""
+    times = psutil.Process(process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def _beat_memory(site: Site) -> float:
+    beat = site.start_beat()
+    time.sleep(SETTLED)
+    memory = _memory(beat)
+    site.stop_beat()
+    return memory
+
+
+def _memory(process: LocalProcess) -> float:
+    """Megabytes that would be free if the process and its children were gone."""
+    return sum(float(psutil.Process(pid).memory_full_info().uss) for pid in process.tree()) / MEGABYTE
