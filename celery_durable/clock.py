@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -34,11 +36,11 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
+class MachineClock:
     """The machine's monotonic clock."""
 
     def monotonic(self) -> float:
-        return monotonic()
+        return time.monotonic()
 
     def wait(self, event: Waitable, seconds: float) -> bool:
         return event.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
@@ -47,9 +49,36 @@ class SystemClock:
         time.sleep(max(seconds, 0.0))
 
 
+# The last one counts.
+_clocks: list[Clock] = [MachineClock()]
+
+
+class SystemClock:
+    """The process's clock: the machine's, unless another one stands in for it."""
+
+    def monotonic(self) -> float:
+        return _clocks[-1].monotonic()
+
+    def wait(self, event: Waitable, seconds: float) -> bool:
+        return _clocks[-1].wait(event, seconds)
+
+    def pause(self, seconds: float) -> None:
+        _clocks[-1].pause(seconds)
+
+
 def monotonic() -> float:
     """Seconds from an arbitrary origin, never going back."""
-    return time.monotonic()
+    return _clocks[-1].monotonic()
+
+
+@contextmanager
+def standing_in(clock: Clock) -> Iterator[None]:
+    """Within this block the whole process goes by this clock: for tests that travel in time."""
+    _clocks.append(clock)
+    try:
+        yield
+    finally:
+        _clocks.remove(clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CRASH_VARIABLE = "CELERY_DURABLE_CRASH_AT"
@@ -134,8 +134,8 @@ def striker_for(environment: Mapping[str, str]) -> Callable[[str], None]:
     Raises ValueError for a point that there is not.
     """
     strikes = {
-        **_strikes(environment.get(FREEZE_VARIABLE), signal.SIGSTOP),
-        **_strikes(environment.get(CRASH_VARIABLE), signal.SIGKILL),
+        **_strikes(environment.get(FREEZE_VARIABLE), "SIGSTOP"),
+        **_strikes(environment.get(CRASH_VARIABLE), "SIGKILL"),
     }
     if not strikes:
         return _nothing
@@ -143,14 +143,30 @@ def striker_for(environment: Mapping[str, str]) -> Callable[[str], None]:
     return _Striker(strikes, Path(marks) if marks else None)
 
 
-def _strikes(plan: str | None, number: int) -> dict[str, tuple[int, int]]:
+def _strikes(plan: str | None, name: str) -> dict[str, tuple[int, int]]:
     strikes = {}
     for item in (plan or "").split(","):
         point, _, turn = item.strip().partition(":")
         if point:
-            strikes[point] = (int(turn or 1), number)
+            # Not every system has them, and every process comes here.
+            strikes[point] = (int(turn or 1), getattr(signal, name))
     return strikes
 
 
-#: Called with its name at each point.
-reached: Callable[[str], None] = striker_for(os.environ)
+# The last one counts.
+_strikers: list[Callable[[str], None]] = [striker_for(os.environ)]
+
+
+def reached(point: str) -> None:
+    """Called with its name at each point."""
+    _strikers[-1](point)
+
+
+@contextmanager
+def striking(striker: Callable[[str], None]) -> Iterator[None]:
+    """Within this block ``striker`` is called at each point of this process: for tests that run in it."""
+    _strikers.append(striker)
+    try:
+        yield
+    finally:
+        _strikers.remove(striker)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ARRAY, ColumnElement, Text, and_, any_, literal
 
 from celery_durable.records import Due, JournalEntry, LeaseKey, Message, Outcome, Row
-from celery_durable.store.dialect import MOST_SECONDS, now_plus
+from celery_durable.store.dialect import MOST_SECONDS, UtcDateTime, now_plus, shifted
 from celery_durable.store.engine import Database
 from celery_durable.store.notify import Notifier
 from celery_durable.store.schema import Schema
@@ -35,7 +35,8 @@ _AT_ONCE = Due()
 class Context:
     """One namespace in one database.
 
-    ``time_offset`` (seconds) moves the database's clock for tests that travel in time.
+    For tests that travel in time: ``time_offset`` (seconds) moves the database's clock, and an instant in
+    ``stopped_at`` is where it stands still.
     """
 
     database: Database
@@ -43,9 +44,12 @@ class Context:
     namespace: str
     time_offset: list[float]
     notifier: Notifier | None = None
+    stopped_at: list[datetime] = field(default_factory=list)
 
     def now(self, seconds: float | ColumnElement[float] = 0.0) -> Any:
         """The database's time, plus some seconds."""
+        if self.stopped_at:
+            return shifted(literal(self.stopped_at[0], UtcDateTime()), seconds)
         if isinstance(seconds, (int, float)):
             return now_plus(literal(min(float(seconds) + self.time_offset[0], MOST_SECONDS)))
         return now_plus(seconds + self.time_offset[0])

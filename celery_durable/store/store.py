@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select
@@ -48,13 +49,14 @@ class Store:
     ) -> None:
         self.database = Database(url, engine_options)
         self.time_offset = [0.0]
+        self.stopped_at: list[datetime] = []
         tables = schema_for(prefix, schema)
         self._channel = channel_name(tables, namespace)
         self._notifies = notify_within is not None
         notifier = None
         if notify_within is not None:
             notifier = Notifier(self.database, self._channel, notify_within)
-        context = Context(self.database, tables, namespace, self.time_offset, notifier)
+        context = Context(self.database, tables, namespace, self.time_offset, notifier, self.stopped_at)
         self.context = context
         self.claims = Claims(context)
         self.runs = Runs(context, self.claims)
@@ -67,7 +69,13 @@ class Store:
         self.schedule = ScheduleRows(context, self.claims)
         self._heartbeat_database = self._second_database(url, engine_options, heartbeat_timeout)
         self.heartbeats = Leases(
-            Context(self._heartbeat_database, context.schema, namespace, self.time_offset)
+            Context(
+                self._heartbeat_database,
+                context.schema,
+                namespace,
+                self.time_offset,
+                stopped_at=self.stopped_at,
+            )
         )
 
     def _second_database(

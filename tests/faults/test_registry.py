@@ -36,7 +36,7 @@ def test_names_are_told_apart() -> None:
 
 def test_outside_of_the_fault_tests_nothing_happens_at_a_point() -> None:
     unstruck = points.striker_for({})
-    assert points.reached is unstruck
+    assert points._strikers == [unstruck]
     assert all(unstruck(point) is None for point in Point.names())  # type: ignore[func-returns-value]
 
 
