@@ -8,49 +8,25 @@ had not acknowledged. Priorities and the expiry of messages are not supported.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty
 from typing import Any
+
+# First of all: it says what is missing where this cannot work.
+from celery_durable.spool import Spool  # isort: skip
 
 from kombu.transport import filesystem, virtual
 from kombu.utils.json import dumps, loads
 
-from celery_durable.spool import Spool
+from celery_durable.local import BROKER_FOLDER
 
-TRANSPORT = "celery_durable.embedded:Transport"
-BROKER_FOLDER = "celery-durable-broker"
-RESULTS_FILE = "celery-durable-results.db"
 POLL_INTERVAL = 0.1  # seconds
 DELIVERIES_PER_TURN = 100  # the pool's results and the timers get their share
 _TRANSIENT = 1  # AMQP's delivery mode of what need not survive a power cut
 
 Payload = dict[str, Any]
 logger = logging.getLogger(__name__)
-
-
-def embedded_defaults(folder: Path) -> dict[str, object]:
-    """The Celery settings of an application that keeps its broker and results in ``folder``.
-
-    Nothing is created before the first use.
-    """
-    home = folder.resolve()
-    return {
-        "broker_url": "filesystem://",
-        "broker_transport": TRANSPORT,
-        "broker_transport_options": {"folder": str(home / BROKER_FOLDER)},
-        "broker_connection_retry_on_startup": True,
-        "result_backend": f"db+sqlite:///{home / RESULTS_FILE}",
-        # Seconds that a process waits while another one writes.
-        "database_engine_options": {"connect_args": {"timeout": 30}},
-        "database_create_tables_at_setup": False,
-    }
-
-
-def is_embedded(conf: Mapping[str, Any]) -> bool:
-    """Does this Celery configuration use the transport of this module?"""
-    return conf.get("broker_transport") == TRANSPORT
 
 
 class QoS(virtual.QoS):

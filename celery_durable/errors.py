@@ -3,6 +3,7 @@
     DurableError
       ConfigurationError
       StoreUnavailable            (also kombu.exceptions.OperationalError)
+        WrongTables
       LeaseLost
         LeaseRenewalTimedOut
       ReplayDivergence
@@ -73,6 +74,17 @@ class StoreUnavailable(DurableError, OperationalError):
         return (
             f"The durable database is not available: {self.reason}. Nothing is lost and the work "
             "goes on when it answers again; otherwise check the server and durable_database_url."
+        )
+
+
+class WrongTables(StoreUnavailable):
+    """The durable database answered, but its tables are not those of this release. What waits for them
+    goes on when they are."""
+
+    def __str__(self) -> str:
+        return (
+            f"The durable tables do not fit this release: {self.reason}. "
+            "Run `celery -A <your app> durable upgrade`, then `durable check`. Nothing is lost meanwhile."
         )
 
 

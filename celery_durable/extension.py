@@ -22,8 +22,8 @@ from celery_durable.codec import Codec
 from celery_durable.control import REASON, install_control
 from celery_durable.dispatch import Dispatcher
 from celery_durable.durations import instant_of
-from celery_durable.embedded import embedded_defaults, is_embedded
 from celery_durable.errors import ConfigurationError, StoreUnavailable
+from celery_durable.local import embedded_defaults, is_embedded
 from celery_durable.logs import add_run_fields
 from celery_durable.operations import Operations
 from celery_durable.records import Delivery, Due, Outgoing, Refusal

@@ -12,7 +12,6 @@ place. What a killed process had taken is given back by the next process that lo
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import os
@@ -22,6 +21,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote, unquote
+
+from celery_durable.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError as error:  # Windows
+    raise ConfigurationError(
+        "the embedded broker needs a POSIX system, for its locks: configure broker_url"
+    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_durable.errors import ConfigurationError, DurableError, StoreUnavailable
+from celery_durable.errors import ConfigurationError, DurableError, StoreUnavailable, WrongTables
 
 if TYPE_CHECKING:
     from celery_durable.extension import Durable
@@ -55,6 +55,8 @@ class OneLineErrors(click.Command):
             return super().invoke(ctx)
         except click.UsageError as error:
             raise _in_one_line(error) from error
+        except WrongTables as error:
+            raise Failure(str(error)) from error
         except StoreUnavailable as error:
             raise Away(str(error)) from error
         except ConfigurationError as error:

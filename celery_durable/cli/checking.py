@@ -12,7 +12,7 @@ from celery.bin.base import handle_preload_options
 from celery_durable.cli.base import AWAY, FAILED, DurableCommand, extension, say, say_json
 from celery_durable.cli.tables import facts, span_text
 from celery_durable.clock import monotonic
-from celery_durable.errors import ConfigurationError, StoreUnavailable
+from celery_durable.errors import ConfigurationError, StoreUnavailable, WrongTables
 from celery_durable.task import DurableTask
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def _findings(durable: Durable) -> Iterator[Finding]:
 def _tried(name: str, durable: Durable, examine: Callable[[Durable], Finding]) -> Finding:
     try:
         return examine(durable)
+    except WrongTables as error:
+        return Finding(name, FAILURE, str(error))
     except StoreUnavailable as error:
         return Finding(name, FAILURE, error.reason, AWAY)
     except ConfigurationError as error:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, QueuePool, create_engine, event, exc,
 
 from celery_durable.checks import redacted
 from celery_durable.clock import monotonic
-from celery_durable.errors import StoreUnavailable
+from celery_durable.errors import StoreUnavailable, WrongTables
 from celery_durable.store.forks import gate
 
 #: Connections of one process for its tasks, its main process or its scheduler. The heartbeats have
@@ -29,8 +29,11 @@ IDLE_TIME = 10.0
 
 _STATEMENTS = "celery_durable_statements"
 _USED_AT = "celery_durable_used_at"
-#: What PostgreSQL answers when a table, or its schema, is not there.
-_MISSING_TABLE = frozenset({"42P01", "3F000"})
+#: What PostgreSQL answers when a table, its schema, a column or a function is not there, and SQLite.
+_MISSING = frozenset({"42P01", "3F000", "42703", "42883"})
+_MISSING_WORDS = ("no such table", "no such column", "no such function", " has no column named ")
+#: What the driver, or the pool, raises when the database cannot be reached or refuses for now.
+_AWAY = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, exc.InternalError)
 
 
 class Database:
@@ -140,7 +143,8 @@ class Database:
         """A connection on which each statement is a transaction of its own.
 
         Raises:
-            StoreUnavailable: the database cannot be reached, or refused for now.
+            StoreUnavailable: the database cannot be reached, or refused for now; WrongTables where it lacks
+                what the statement is about.
         """
         with self._passing(), _translated(self), self.engine.connect() as connection:
             if self.is_sqlite:
@@ -153,7 +157,8 @@ class Database:
         """One short transaction: committed at the end, rolled back by an exception.
 
         Raises:
-            StoreUnavailable: the database cannot be reached, or refused for now.
+            StoreUnavailable: the database cannot be reached, or refused for now; WrongTables where it lacks
+                what the statement is about.
         """
         with self._passing(), _translated(self), self.engine.begin() as connection:
             yield connection
@@ -222,12 +227,21 @@ class _Ping:
 def _translated(database: Database) -> Iterator[None]:
     try:
         yield
-    except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, exc.InternalError) as error:
-        raise StoreUnavailable(f"{database.url}: {_first_line(error)}") from error
-    except exc.DBAPIError as error:
-        if error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _MISSING_TABLE:
-            raise StoreUnavailable(f"{database.url}: {_first_line(error)}") from error
+    except (exc.DBAPIError, exc.TimeoutError) as error:
+        reason = f"{database.url}: {_first_line(error)}"
+        if _misses_something(error):
+            raise WrongTables(reason) from error
+        if isinstance(error, _AWAY) or error.connection_invalidated:
+            raise StoreUnavailable(reason) from error
         raise
+
+
+def _misses_something(error: exc.SQLAlchemyError) -> bool:
+    """Whether the database is there, but not what a statement is about."""
+    cause = getattr(error, "orig", None)
+    if isinstance(cause, sqlite3.OperationalError):
+        return any(words in str(cause) for words in _MISSING_WORDS)
+    return getattr(cause, "sqlstate", None) in _MISSING
 
 
 def _first_line(error: Exception) -> str:

@@ -78,4 +78,5 @@ class ForkGate:
 
 #: The gate of this process.
 gate = ForkGate()
-os.register_at_fork(before=gate.close, after_in_parent=gate.open, after_in_child=gate.renew)
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(before=gate.close, after_in_parent=gate.open, after_in_child=gate.renew)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, select, text
 from sqlalchemy.schema import CreateSchema
 
 from celery_durable.errors import ConfigurationError
 from celery_durable.store.base import Context
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+
+logger = logging.getLogger(__name__)
 
 #: Alembic keeps what it works on in module globals.
 _alembic = threading.Lock()
@@ -40,7 +44,9 @@ def upgrade(context: Context) -> None:
             )
         _create_schema(connection, context)
         if found != newest_version():
-            command.upgrade(_config(connection, context), "head")
+            with _alembic_is_quiet():
+                command.upgrade(_config(connection, context), "head")
+            logger.info("The tables are at version %s now; before, %s", newest_version(), found or "none")
 
 
 def check(context: Context) -> None:
@@ -79,14 +85,35 @@ def _scripts() -> ScriptDirectory:
 
 
 def _version(connection: Connection, context: Context) -> str | None:
-    migrations = MigrationContext.configure(
-        connection,
-        opts={
-            "version_table": context.schema.version_table,
-            "version_table_schema": context.schema.metadata.schema,
-        },
-    )
-    return migrations.get_current_revision()
+    # Alembic's own way to ask writes two lines into the log of every worker.
+    metadata = MetaData(schema=context.schema.metadata.schema)
+    table = Table(context.schema.version_table, metadata, Column("version_num", String(32)))
+    if not inspect(connection).has_table(table.name, schema=metadata.schema):
+        return None
+    found: str | None = connection.execute(select(table.c.version_num)).scalar()
+    return found
+
+
+@contextmanager
+def _alembic_is_quiet() -> Iterator[None]:
+    """Within this block, of this thread, Alembic has only warnings to say.
+
+    Its level and its handlers are the application's, which may use it itself.
+    """
+    thread = threading.get_ident()
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno >= logging.WARNING
+
+    # A filter of a logger does not see what its children are told.
+    loggers = [logging.getLogger(name) for name in ("alembic.runtime.migration", "alembic.ddl.impl")]
+    for alembic_logger in loggers:
+        alembic_logger.addFilter(passes)
+    try:
+        yield
+    finally:
+        for alembic_logger in loggers:
+            alembic_logger.removeFilter(passes)
 
 
 def _lock(connection: Connection, context: Context) -> None:

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 AGAIN = 1.0
 #: Seconds between two reports of a run that cannot be stopped.
 REPORT_EVERY = 60.0
-#: Ignored by default, used by neither Celery nor Python.
-INTERRUPT_SIGNAL = signal.SIGURG
+#: Ignored by default, used by neither Celery nor Python. None on a system that has none such.
+INTERRUPT_SIGNAL: int | None = getattr(signal, "SIGURG", None)
 
 
 class Interruptible(Protocol):
@@ -121,11 +121,13 @@ class SignalDelivery:
 
     def install(self) -> None:
         """Set the handler; must be called in the main thread of the process that runs tasks."""
-        if self._pid != os.getpid():
+        if self._pid != os.getpid() and INTERRUPT_SIGNAL is not None:
             signal.signal(INTERRUPT_SIGNAL, self._handle)
             self._pid = os.getpid()
 
     def __call__(self, run: Interruptible) -> bool:
+        if INTERRUPT_SIGNAL is None:
+            return deliver_to_nobody(run)
         if not run.shield.in_body:
             return False
         self._target = run

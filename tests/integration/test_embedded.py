@@ -17,7 +17,7 @@ import pytest
 from kombu import Connection
 from kombu.simple import SimpleQueue
 
-from celery_durable.embedded import TRANSPORT
+from celery_durable.local import TRANSPORT
 from celery_durable.spool import Spool
 from tests.nodes import Bench, on, tree, wait_for
 

@@ -20,7 +20,7 @@ app.conf.beat_schedule = {"tick": {"task": "tests.nodes.sample.tick", "schedule"
 app.conf.update(json.loads(os.environ.get(CONF_VARIABLE, "{}")))
 
 if "CELERY_BROKER_URL" not in os.environ:
-    from celery_durable.embedded import embedded_defaults
+    from celery_durable.local import embedded_defaults
 
     app.conf.update(embedded_defaults(Path.cwd()))
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from sqlalchemy import NullPool, exc, select, text
 
-from celery_durable.errors import StoreUnavailable
+from celery_durable.errors import StoreUnavailable, WrongTables
 from celery_durable.records import Claim
 from celery_durable.store import Store
 from celery_durable.store.engine import Database
@@ -473,3 +473,38 @@ def test_a_password_that_the_server_refuses_is_not_told(private_servers):
     error = wait_for(refused)
     assert "password authentication failed" in str(error)
     assert "wr0ng" not in "".join(traceback.format_exception(error))
+
+
+# -- tables that do not fit ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "ALTER TABLE durable_executions RENAME COLUMN status TO state",
+        "ALTER TABLE durable_executions RENAME TO elsewhere",
+    ],
+)
+def test_a_missing_table_or_column_is_no_outage_and_the_error_says_what_to_run(empty_url, damage):
+    store = Store(empty_url, namespace="proj")
+    store.upgrade()
+    with store.database.statements() as connection:
+        connection.execute(text(damage))
+    for statement in (
+        lambda: store.claims.claim(delivery(), "owner", 60.0, 3),
+        lambda: store.due.take(10, lambda _name: (3, 60.0)),
+        lambda: store.queries.get("id"),
+    ):
+        with pytest.raises(WrongTables, match="durable upgrade"):
+            statement()
+    store.dispose()
+
+
+def test_a_function_that_the_database_does_not_have_is_no_outage(store):
+    with pytest.raises(WrongTables), store.database.statements() as connection:
+        connection.execute(text("SELECT no_such_function_here(1)"))
+
+
+def test_a_mistake_in_a_statement_is_neither(store):
+    with pytest.raises(exc.SQLAlchemyError), store.database.statements() as connection:
+        connection.execute(text("INSERT INTO durable_journal (namespace) VALUES (NULL)"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import threading
@@ -310,3 +311,31 @@ def test_an_engine_of_somebody_else_sees_ordinary_tables(empty, empty_url):
 
     assert found.status == "running"
     assert not found.draining
+
+
+# -- what is logged --------------------------------------------------------------------------------
+
+
+def test_the_log_tells_of_an_upgrade_in_one_line_of_ours(empty, caplog):
+    caplog.set_level(logging.INFO)
+    empty.upgrade()
+    empty.upgrade()
+    empty.check()
+
+    assert [(record.name, record.levelname) for record in caplog.records] == [
+        ("celery_durable.store.upgrade", "INFO")
+    ]
+    assert upgrade.newest_version() in caplog.text
+
+
+def test_an_application_hears_alembic_as_before(empty, caplog):
+    caplog.set_level(logging.INFO)
+    empty.upgrade()
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if "alembic" in name]
+    assert [(one.filters, one.level, one.disabled) for one in loggers] == [([], logging.NOTSET, False)] * len(
+        loggers
+    )
+    with empty.database.engine.begin() as connection:
+        MigrationContext.configure(connection).get_current_revision()
+
+    assert "alembic.runtime.migration" in [record.name for record in caplog.records]

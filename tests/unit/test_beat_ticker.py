@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from celery_durable.errors import ConfigurationError, StoreUnavailable
+from celery_durable.errors import ConfigurationError, StoreUnavailable, WrongTables
 from celery_durable.reach import Reach
 from celery_durable.scheduler.state import HealthFile
 from celery_durable.scheduler.ticker import LONGEST_WAIT, PRUNE_BATCH, Ticker
@@ -239,6 +239,23 @@ class TestOutages:
         monkeypatch.setattr(world.durable, "prepare_tables", refuse)
         with pytest.raises(ConfigurationError, match="version 7"):
             ticker_of(world, dispatcher).run_once()
+
+    def test_tables_that_do_not_fit_are_told_of_again_and_again(
+        self, world: World, ticker: Ticker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Unlike an outage, which ends by itself."""
+
+        def misfit() -> None:
+            raise WrongTables("no such column: crashes")
+
+        ticker.run_once()
+        monkeypatch.setattr(world.store.due, "poll", misfit)
+        for _ in range(3):
+            assert 0 < ticker.run_once() <= 5
+            world.travel(61)
+        told = [record for record in caplog.records if record.message.startswith("The durable tables")]
+        assert len(told) == 3
+        assert "durable upgrade" in told[0].message
 
     def test_anything_else_that_fails_is_logged_and_the_next_round_comes(
         self, ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

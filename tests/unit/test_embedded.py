@@ -15,7 +15,8 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
-from celery_durable.embedded import TRANSPORT, Channel, Transport, embedded_defaults, is_embedded
+from celery_durable.embedded import Channel, Transport
+from celery_durable.local import TRANSPORT, embedded_defaults, is_embedded
 from celery_durable.spool import Spool
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from celery_durable import errors
 EXAMPLES = [
     errors.ConfigurationError("durable_x is wrong", "durable_y is wrong"),
     errors.StoreUnavailable("connection refused"),
+    errors.WrongTables("no such column: crashes"),
     errors.LeaseLost("id-1", 7, "another worker owns it"),
     errors.LeaseRenewalTimedOut("id-1", 7),
     errors.ReplayDivergence("proj.onboard", "id-1", 3, "sleep", "step send"),
