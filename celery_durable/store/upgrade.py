@@ -8,19 +8,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, select, text
 from sqlalchemy.schema import CreateSchema
 
 from celery_durable.errors import ConfigurationError
 from celery_durable.store.base import Context
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 logger = logging.getLogger(__name__)
+
+#: Where Alembic says something in the course of an upgrade.
+_ALEMBIC_LOGGERS = ("alembic.runtime.migration", "alembic.runtime.plugins", "alembic.ddl.impl")
 
 #: Alembic keeps what it works on in module globals.
 _alembic = threading.Lock()
@@ -44,8 +49,7 @@ def upgrade(context: Context) -> None:
             )
         _create_schema(connection, context)
         if found != newest_version():
-            with _alembic_is_quiet():
-                command.upgrade(_config(connection, context), "head")
+            _migrate(connection, context)
             logger.info("The tables are at version %s now; before, %s", newest_version(), found or "none")
 
 
@@ -81,6 +85,9 @@ def _known_versions() -> set[str]:
 
 
 def _scripts() -> ScriptDirectory:
+    with _alembic_is_quiet():
+        from alembic.script import ScriptDirectory  # noqa: PLC0415 - it logs when it is imported
+
     return ScriptDirectory(str(MIGRATIONS))
 
 
@@ -106,7 +113,7 @@ def _alembic_is_quiet() -> Iterator[None]:
         return record.thread != thread or record.levelno >= logging.WARNING
 
     # A filter of a logger does not see what its children are told.
-    loggers = [logging.getLogger(name) for name in ("alembic.runtime.migration", "alembic.ddl.impl")]
+    loggers = [logging.getLogger(name) for name in _ALEMBIC_LOGGERS]
     for alembic_logger in loggers:
         alembic_logger.addFilter(passes)
     try:
@@ -131,7 +138,16 @@ def _create_schema(connection: Connection, context: Context) -> None:
         connection.execute(CreateSchema(schema))
 
 
+def _migrate(connection: Connection, context: Context) -> None:
+    with _alembic_is_quiet():
+        from alembic import command  # noqa: PLC0415 - it logs when it is imported
+
+        command.upgrade(_config(connection, context), "head")
+
+
 def _config(connection: Connection, context: Context) -> Config:
+    from alembic.config import Config  # noqa: PLC0415 - as above
+
     config = Config()
     # A % in the path would be read as the start of a placeholder.
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import traceback
 
@@ -339,3 +341,15 @@ def test_an_application_hears_alembic_as_before(empty, caplog):
         MigrationContext.configure(connection).get_current_revision()
 
     assert "alembic.runtime.migration" in [record.name for record in caplog.records]
+
+
+def test_a_process_whose_log_is_set_up_first_hears_nothing_of_alembic(tmp_path):
+    program = f"""
+import logging
+logging.basicConfig(level=logging.INFO)
+from celery_durable.store import Store
+Store("sqlite:///{tmp_path}/store.db", namespace="proj").upgrade()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert [line.split(":")[1] for line in done.stderr.splitlines()] == ["celery_durable.store.upgrade"]

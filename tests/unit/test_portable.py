@@ -8,7 +8,7 @@ import sys
 WITHOUT_POSIX = """
 import os, signal, sys
 import billiard.pool, celery.worker.request, kombu.transport.memory, logging, multiprocessing.util
-sys.modules["fcntl"] = None
+sys.modules["fcntl"] = sys.modules["redis"] = sys.modules["gevent"] = None
 for name in ("SIGURG", "SIGSTOP", "SIGKILL", "pthread_kill"):
     delattr(signal, name)
 del os.register_at_fork, os.set_blocking
@@ -16,7 +16,7 @@ del os.register_at_fork, os.set_blocking
 
 
 def run(program: str, tmp_path) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process that has lost what a POSIX system has."""
+    """Run a program in a process that has lost what a POSIX system has, and what an extra brings."""
     command = [sys.executable, "-c", WITHOUT_POSIX + program]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
