@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from datetime import datetime, timedelta, timezone
+from unittest.mock import MagicMock
 
 import pytest
 from celery import Celery
@@ -372,6 +373,7 @@ def test_a_step_is_named_after_what_it_calls():
     assert step_name(Client()) == "Client"
     assert step_name(task) == step_name(task.s()) == "proj.named"
     assert step_name(len) == "len"
+    assert step_name(MagicMock()) == "MagicMock"
 
 
 # -- divergence ------------------------------------------------------------------------------------
