@@ -12,6 +12,7 @@ from celery.utils.time import make_aware
 from celery_durable.context import require_run
 from celery_durable.durations import Number, instant_of, seconds_of
 from celery_durable.lease import Lease
+from celery_durable.texts import flaw_of_text, shortened
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,11 +26,12 @@ def sleep(duration: Number | timedelta | None = None, *, name: str | None = None
     ``name`` is journaled: another name at this place is a divergence.
 
     Raises:
-        TypeError, ValueError: the length is no length; nothing was written.
+        TypeError, ValueError: the length is no length, or the name no text; nothing was written.
         NotDurable: there is no run that could sleep.
         LeaseLost: the task belongs to another run by now.
     """
     seconds = seconds_of(duration, units)
+    _check_name(name)
     require_run("sleep()").sleep(seconds, name)
 
 
@@ -39,7 +41,14 @@ def sleep_until(when: datetime, *, name: str | None = None) -> None:
     Raises as ``sleep`` does.
     """
     instant = instant_of(when, current_app.timezone, make_aware)
+    _check_name(name)
     require_run("sleep_until()").sleep_until(instant, name)
+
+
+def _check_name(name: str | None) -> None:
+    flaw = None if name is None else flaw_of_text(name)
+    if flaw is not None:
+        raise (ValueError if isinstance(name, str) else TypeError)(f"the name {shortened(name)} {flaw}")
 
 
 def step(fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

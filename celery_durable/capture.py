@@ -21,6 +21,7 @@ from kombu.utils.objects import cached_property
 from celery_durable.errors import ConfigurationError
 from celery_durable.message import HEADER, UNSTORED_PROPERTIES, as_bytes
 from celery_durable.records import Due, Message
+from celery_durable.texts import flaw_of_message
 
 #: Where captured messages go while Celery is made to publish into our hands.
 _captured: ContextVar[list[Captured] | None] = ContextVar("celery_durable_captured", default=None)
@@ -125,6 +126,13 @@ def is_durable(app: Any, task_name: str) -> bool:
     return bool(getattr(app.tasks.get(task_name), "is_durable", False))
 
 
+def _check(task_name: str, message: Any) -> None:
+    """Refuse, where it is sent, what no row could be made of."""
+    flaw = flaw_of_message(message.headers.get("id"), task_name)
+    if flaw is not None:
+        raise ValueError(flaw)
+
+
 class DurableAMQP(AMQP):
     """Celery's AMQP api, with an ear in it."""
 
@@ -138,11 +146,13 @@ class DurableAMQP(AMQP):
                     raise ConfigurationError(
                         f"durable task {name} cannot be sent to a broadcast queue: it has one owner at a time"
                     )
+                _check(name, message)
                 # The broker's own time limit: it would drop the message, and nobody would hear of that.
                 options.pop("expiration", None)
             caught = _captured.get()
             if caught is None:
                 return send(producer, name, message, **options)
+            _check(name, message)
             options |= {"event_dispatcher": _SilentDispatcher(), "retry": False}
             return send(CapturingProducer(name, caught), name, message, **options)
 

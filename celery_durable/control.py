@@ -16,6 +16,7 @@ from kombu.utils.json import loads
 from celery_durable.errors import DurableError
 from celery_durable.points import Point, reached
 from celery_durable.store.verdicts import Cancelled
+from celery_durable.texts import flaw_of_id
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class DurableControl(Control):
         """
         failure: DurableError | None = None
         try:
-            _cancel(self.app, list(maybe_list(task_id) or ()))
+            # What no row can be called, no durable task is.
+            _cancel(self.app, [i for i in maybe_list(task_id) or () if flaw_of_id(i) is None])
         except DurableError as error:
             failure = error
         reply = super().revoke(task_id, destination, terminate, signal, **kwargs)

@@ -20,6 +20,7 @@ from celery_durable.points import Point, reached
 from celery_durable.records import Due, Execution, Status
 from celery_durable.store.filters import Filter
 from celery_durable.store.statistics import Stats
+from celery_durable.texts import flaw_of_id, flaw_of_text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -86,7 +87,7 @@ class Operations:
         Raises:
             ExecutionNotFound: there is none.
         """
-        found = self.store.queries.get(task_id)
+        found = self.store.queries.get(task_id) if flaw_of_id(task_id) is None else None
         if found is None:
             raise ExecutionNotFound(task_id)
         return found
@@ -113,11 +114,16 @@ class Operations:
     def filter(self, **chosen: Unpack[FilterOptions]) -> Filter:
         """The filter that some keywords stand for.
 
-        Raises ValueError for a status that there is not, TypeError for an unknown keyword.
+        Raises ValueError for a status that there is not or a text that no row can hold, TypeError for an
+        unknown keyword.
         """
         unknown = chosen.keys() - FilterOptions.__annotations__.keys()
         if unknown:
             raise TypeError(f"unknown filter: {', '.join(sorted(unknown))}")
+        for name in ("task", "owner", "text"):
+            flaw = flaw_of_text(chosen.get(name) or "")
+            if flaw is not None:
+                raise ValueError(f"{name} {flaw}")
         before, after = chosen.get("due_before"), chosen.get("due_after")
         return Filter(
             statuses=_statuses(chosen.get("status")),
@@ -305,7 +311,10 @@ class Operations:
         if chosen:
             raise TypeError("give either task ids or a filter, not both")
         task_ids = (task_id,) if isinstance(task_id, str) else tuple(dict.fromkeys(task_id))
-        accepted = verdict(task_ids, None)
+        possible = [i for i in task_ids if flaw_of_id(i) is None]
+        if isinstance(task_id, str) and not possible:
+            raise ExecutionNotFound(task_id)
+        accepted = verdict(possible, None)
         return Changed(
             tuple(i for i in task_ids if i in accepted), tuple(i for i in task_ids if i not in accepted)
         )

@@ -16,7 +16,8 @@ from celery_durable.cli.tables import time_text
 from celery_durable.cli.values import instant, span
 from celery_durable.errors import ExecutionNotFound, OperationRefused
 from celery_durable.operations import Changed, FilterOptions
-from celery_durable.records import Status
+from celery_durable.records import Execution, Status
+from celery_durable.texts import flaw_of_text, shortened
 
 if TYPE_CHECKING:
     from celery_durable.extension import Durable
@@ -189,7 +190,7 @@ def _report_ids(
 def _rehearse_ids(
     ctx: click.Context, durable: Durable, verb: Verb, task_ids: tuple[str, ...], as_json: bool
 ) -> None:
-    found = {task_id: durable.store.queries.get(task_id) for task_id in task_ids}
+    found = {task_id: _found(durable, task_id) for task_id in task_ids}
     fitting = [
         i for i, execution in found.items() if execution is not None and execution.status in verb.statuses
     ]
@@ -199,7 +200,15 @@ def _rehearse_ids(
     for task_id, execution in found.items():
         state = "not found" if execution is None else execution.status
         answer = f"would be {verb.done}" if task_id in fitting else f"would not be {verb.done}"
-        say(ctx, f"{task_id} {answer}: {state}")
+        shown = task_id if flaw_of_text(task_id) is None else shortened(task_id)
+        say(ctx, f"{shown} {answer}: {state}")
+
+
+def _found(durable: Durable, task_id: str) -> Execution | None:
+    try:
+        return durable.get(task_id)
+    except ExecutionNotFound:
+        return None
 
 
 # -- by a filter ---------------------------------------------------------------------------------

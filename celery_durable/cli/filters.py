@@ -10,6 +10,7 @@ import click
 
 from celery_durable.cli.values import instant
 from celery_durable.operations import STATUSES, FilterOptions
+from celery_durable.texts import flaw_of_text, shortened
 
 if TYPE_CHECKING:
     from celery_durable.extension import Durable
@@ -52,6 +53,9 @@ def chosen_by(durable: Durable, options: dict[str, Any]) -> FilterOptions:
         chosen["status"] = status
     for name in ("task", "owner", "text"):
         if (value := options.pop(name, None)) is not None:
+            flaw = flaw_of_text(value)
+            if flaw is not None:
+                raise click.UsageError(f"--{name} {shortened(value)} {flaw}.")
             chosen[name] = value
     for name in ("due_before", "due_after"):
         if (value := options.pop(name, None)) is not None:

@@ -8,6 +8,7 @@ from celery.beat import ScheduleEntry
 
 from celery_durable.calendar import check_misfire
 from celery_durable.errors import ConfigurationError
+from celery_durable.texts import flaw_of_id, shortened
 
 _POLICY = ("misfire", "misfire_grace")
 
@@ -27,6 +28,9 @@ class DurableEntry(ScheduleEntry):
             fields["options"] = {name: value for name, value in options.items() if name not in policy}
             policy |= {name: options[name] for name in policy if name in options}
         super().__init__(*args, **fields)
+        flaw = flaw_of_id(self.name)
+        if flaw is not None:
+            raise ConfigurationError(f"the name of a beat_schedule entry, {shortened(self.name)}, {flaw}")
         try:
             self.misfire, self.misfire_grace = check_misfire(
                 policy["misfire"] or "coalesce", policy["misfire_grace"]

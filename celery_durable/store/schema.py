@@ -21,9 +21,8 @@ from sqlalchemy import (
 )
 
 from celery_durable.store.dialect import UtcDateTime
+from celery_durable.texts import ID_LENGTH
 
-#: The longest task id and namespace: what an index of either database holds with room to spare.
-ID_LENGTH = 255
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from celery.worker.consumer import Consumer
 
 from celery_durable.errors import StoreUnavailable
 from celery_durable.message import capture, delivery_of, instant_of_header, mark_of
+from celery_durable.texts import flaw_of_message
 from celery_durable.worker.unread import set_aside
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,12 @@ class DurableConsumer(Consumer):
         headers = message.headers or {}
         if not mark_of(headers) or "id" not in headers or "task" not in headers:
             return False
+        flaw = flaw_of_message(headers["id"], headers["task"])
+        if flaw is not None:
+            # No row can be made of it, and no result store is likely to have a place for it.
+            logger.error("A durable message is refused: %s", flaw)
+            message.reject_log_error(logger, self.connection_errors)
+            return True
         delivery = delivery_of(
             headers,
             capture(message),

@@ -24,6 +24,7 @@ from celery_durable.errors import StoreUnavailable
 from celery_durable.message import capture, delivery_of
 from celery_durable.points import Point, reached
 from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
+from celery_durable.texts import flaw_of_message
 from celery_durable.tracing import DELIVERY
 from celery_durable.worker.unread import set_aside
 
@@ -65,6 +66,9 @@ class DurableRequest(Request):
         super().__init__(message, **options)
         if self._decoded:
             raise InvalidTaskError("durable tasks need task protocol 2 (task_protocol = 2)")
+        flaw = flaw_of_message(self.id, self.name)
+        if flaw is not None:
+            raise InvalidTaskError(flaw)
         self._durable = self._app.durable
         self.number: int = self._durable.worker.book.register(self)
         delivery = delivery_of(self._request_dict, capture(message), eta=self._eta, expires=self._expires)

@@ -12,6 +12,7 @@ from celery import Celery, signals
 from kombu.utils.json import loads
 
 from celery_durable import Execution
+from celery_durable.message import HEADER
 from tests.integration.support import (
     row,
     running_bench,
@@ -315,3 +316,21 @@ class TestFidelity:
         assert status(bench, sent.id) is None
         assert bench.project.doze.delay(3, 0).get(timeout=15) == 3
         old.close()
+
+    @on("redis-postgres")
+    def test_an_id_that_no_row_can_have_is_refused_once_and_nothing_else_is(self, bench: Bench) -> None:
+        worker = bench.worker()
+        other = Celery("other", broker=bench.broker.url, set_as_current=False)
+        marks: list[dict[str, Any]] = [{}, {HEADER: {"send_id": "s"}}]
+        for mark in marks:
+            for bad in ("x" * 256, "a\x00b"):
+                other.send_task("tests.integration.proj.doze", (7, 0), task_id=bad, headers=mark)
+        other.send_task("tests.integration.no\x00such", task_id="good", headers=marks[1])
+        assert bench.project.doze.delay(3, 0).get(timeout=15) == 3
+        bench.wait_for(bench.queue_is_empty)
+        log = worker.logs()
+        assert log.count(": ERROR/") == 5, log
+        for said in ("256 characters, more than 255", "a NUL character"):
+            assert log.count(said) >= 2
+        assert list(bench.app().durable.list(status="live")) == []
+        other.close()
