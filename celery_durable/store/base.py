@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ARRAY, ColumnElement, Text, and_, any_, literal
+from sqlalchemy import ARRAY, ColumnElement, Float, Table, Text, and_, any_, bindparam, func, literal
 
 from celery_durable.records import Due, JournalEntry, LeaseKey, Message, Outcome, Row
 from celery_durable.store.dialect import MOST_SECONDS, UtcDateTime, now_plus, shifted
@@ -54,6 +54,11 @@ class Context:
             return now_plus(literal(min(float(seconds) + self.time_offset[0], MOST_SECONDS)))
         return now_plus(seconds + self.time_offset[0])
 
+    @property
+    def is_in_real_time(self) -> bool:
+        """Whether no test travels in time."""
+        return not self.stopped_at and not self.time_offset[0]
+
     def nearer(self, due: Due = _AT_ONCE) -> None:
         """Hint that a row with this due time was committed. Called outside any transaction."""
         if self.notifier is not None:
@@ -62,6 +67,10 @@ class Context:
     def instant(self, due: Due) -> Any:
         """A due time as an expression of the database."""
         return due.at if due.at is not None else self.now(due.seconds)
+
+    def instant_given(self) -> Any:
+        """A due time as an expression of the values that ``due_values`` makes."""
+        return func.coalesce(bindparam("due_at", type_=UtcDateTime()), self.now(seconds_given("delay")))
 
     def mine(self, table: Any, task_id: Any) -> ColumnElement[bool]:
         """The rows of a task in this namespace."""
@@ -78,16 +87,54 @@ class Context:
 
     def fenced(self, key: LeaseKey) -> ColumnElement[bool]:
         """The execution, if the holder of this lease still owns it."""
+        return self._fenced(key.task_id, key.owner, key.token)
+
+    def fenced_given(self) -> ColumnElement[bool]:
+        """The same as an expression of the values that ``lease_values`` makes."""
+        return self._fenced(*(given(self.schema.executions, name) for name in ("task_id", "owner", "token")))
+
+    def _fenced(self, task_id: Any, owner: Any, token: Any) -> ColumnElement[bool]:
         executions = self.schema.executions
-        return and_(
-            self.mine(executions, key.task_id),
-            executions.c.owner == key.owner,
-            executions.c.token == key.token,
-        )
+        return and_(self.mine(executions, task_id), executions.c.owner == owner, executions.c.token == token)
+
+
+def lease_values(key: LeaseKey) -> dict[str, Any]:
+    """The values of a statement that is fenced by ``Context.fenced_given``."""
+    return {"the_task_id": key.task_id, "the_owner": key.owner, "the_token": key.token}
+
+
+def due_values(due: Due) -> dict[str, Any]:
+    """The values of a statement with ``Context.instant_given``."""
+    return {"due_at": due.at, "delay": most_seconds(due.seconds)}
+
+
+def seconds_given(name: str) -> Any:
+    """Seconds to be added to the time, as a value of this name (at most MOST_SECONDS)."""
+    return bindparam(name, type_=Float())
+
+
+def most_seconds(seconds: float) -> float:
+    """These seconds, or as many as the databases can add to a time."""
+    return min(float(seconds), MOST_SECONDS)
 
 
 def message_columns(message: Message) -> dict[str, Any]:
     return {name: getattr(message, name) for name in MESSAGE_COLUMNS}
+
+
+def message_values(message: Message) -> dict[str, Any]:
+    """The values of a statement with the columns of ``message_given``."""
+    return {f"the_{name}": getattr(message, name) for name in MESSAGE_COLUMNS}
+
+
+def message_given(executions: Table) -> dict[str, Any]:
+    """The columns of a message as expressions of the values that ``message_values`` makes."""
+    return {name: given(executions, name) for name in MESSAGE_COLUMNS}
+
+
+def given(table: Table, column: str) -> Any:
+    """A value for a column, named after it. (A column's own name is SQLAlchemy's in a SET or VALUES.)"""
+    return bindparam(f"the_{column}", type_=table.c[column].type)
 
 
 def message_of(row: Mapping[Any, Any]) -> Message | None:

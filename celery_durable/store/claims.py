@@ -30,10 +30,33 @@ from celery_durable.rules import (
     rule_on_delivery,
     start_of,
 )
-from celery_durable.store.base import Context, message_columns, outcome_to_text, row_of
+from celery_durable.store.base import (
+    Context,
+    due_values,
+    given,
+    message_given,
+    message_values,
+    outcome_to_text,
+    row_of,
+)
 from celery_durable.store.dialect import insert
 from celery_durable.store.journal import JournalRows
+from celery_durable.store.prepared import Prepared
 from celery_durable.store.wakes import Wakes, fresh_lease
+
+#: What is given for a new execution, besides its message and its time.
+_NEW = (
+    "task_id",
+    "task_name",
+    "status",
+    "token",
+    "owner",
+    "sends",
+    "message_version",
+    "nesting",
+    "send_id",
+    "outcome",
+)
 
 
 class Claims:
@@ -44,6 +67,8 @@ class Claims:
         self._executions = context.schema.executions
         self._journal = JournalRows(context)
         self._wakes = Wakes(context)
+        self._opening = Prepared(context, self._open)
+        self._reopening = Prepared(context, self._reopen)
 
     def claim(
         self,
@@ -142,11 +167,21 @@ class Claims:
 
     def schedule(self, delivery: Delivery, due: Due, *, sends: int = 0) -> Refusal | None:
         """Let one message in, as a row that waits until it is due, in a transaction of its own."""
-        with self._context.database.transaction() as connection:
-            refusal = self.admit(connection, delivery, due, sends=sends)
+        refusal: Refusal | None = None
+        if not self._schedule_at_once(delivery, due, sends):
+            with self._context.database.transaction() as connection:
+                refusal = self.admit(connection, delivery, due, sends=sends)
         if refusal is None:
             self._context.nearer(due)
         return refusal
+
+    def _schedule_at_once(self, delivery: Delivery, due: Due, sends: int) -> bool:
+        """The usual countdown in one statement; False where a row exists, or there is more to decide."""
+        if delivery.is_wake or delivery.expires is not None:
+            return False
+        values = _new_values(delivery, Status.SCHEDULED, due, sends=sends)
+        with self._context.database.statements() as connection:
+            return self._opening.first(connection, values) is not None
 
     def keep(self, delivery: Delivery, resend_delay: float) -> Refusal | None:
         """Make a row of a message that cannot run now: what a claim would do, without running anything.
@@ -173,21 +208,42 @@ class Claims:
 
     def _open_at_once(self, delivery: Delivery, owner: str, ttl: float) -> Claim | None:
         """The usual first delivery in one statement; None where a row exists."""
-        context, executions = self._context, self._executions
-        statement = (
-            insert(executions, context.database.dialect_name)
-            .values(
-                **self._fields(delivery, Status.RUNNING, Due(seconds=ttl), owner, sends=0, token=1),
-                created_at=context.now(),
-            )
-            .on_conflict_do_nothing(index_elements=["namespace", "task_id"])
-            .returning(executions.c.updated_at)
-        )
-        with context.database.statements() as connection:
-            claimed_at = connection.execute(statement).scalar()
-        if claimed_at is None:
+        values = _new_values(delivery, Status.RUNNING, Due(seconds=ttl), owner=owner, token=1)
+        with self._context.database.statements() as connection:
+            opened = self._opening.first(connection, values)
+        if opened is None:
             return None
-        return _first_claim(LeaseKey(delivery.task_id, owner, 1), claimed_at, None)
+        return _first_claim(LeaseKey(delivery.task_id, owner, 1), opened["updated_at"], None)
+
+    def _open(self) -> Any:
+        """A new row; no answer where there is one of that id."""
+        columns = self._executions.c
+        return (
+            insert(self._executions, self._context.database.dialect_name)
+            .values(namespace=self._context.namespace, **self._new_columns())
+            .on_conflict_do_nothing(index_elements=["namespace", "task_id"])
+            # SQLAlchemy 2.1 reports no row count of an INSERT on PostgreSQL.
+            .returning(columns.token, columns.updated_at)
+        )
+
+    def _reopen(self) -> Any:
+        """A new execution over one that has ended."""
+        return (
+            update(self._executions)
+            .where(self._context.mine(self._executions, given(self._executions, "task_id")))
+            .values(**self._new_columns(), crashes=0, failures=0, draining=False, finished_at=None)
+        )
+
+    def _new_columns(self) -> dict[str, Any]:
+        """A new execution as expressions of what ``_new_values`` makes."""
+        now = self._context.now()
+        return {
+            **{name: given(self._executions, name) for name in _NEW},
+            **message_given(self._executions),
+            "wake_at": self._context.instant_given(),
+            "updated_at": now,
+            "created_at": now,
+        }
 
     def _locked(self, connection: Connection, task_id: str) -> tuple[Row | None, datetime]:
         """The row of a task, held until the transaction ends, and the database's time."""
@@ -261,59 +317,42 @@ class Claims:
 
         Returns its token; None where ``row`` was None and another process has written one since.
         """
-        executions, context = self._executions, self._context
         token = (row.token if row is not None else 0) + (1 if owner else 0)
-        if verdict is not None:
-            status = Status.ENDING
-        fields = self._fields(delivery, status, due, owner, sends=sends, token=token)
-        fields["outcome"] = None if verdict is None else outcome_to_text(Outcome(verdict))
+        values = _new_values(delivery, status, due, owner=owner, sends=sends, token=token, verdict=verdict)
         if row is None:
             # Two deliveries of one id may race here on PostgreSQL, where nothing was there to lock:
             # the second waits for the first to commit, and then looks again.
-            written = connection.execute(
-                insert(executions, context.database.dialect_name)
-                .values(**fields, created_at=context.now())
-                .on_conflict_do_nothing(index_elements=["namespace", "task_id"])
-                # SQLAlchemy 2.1 reports no row count of an INSERT on PostgreSQL.
-                .returning(executions.c.token)
-            )
-            return written.scalar()
-        connection.execute(
-            update(executions)
-            .where(context.mine(executions, delivery.task_id))
-            .values(
-                **fields, crashes=0, failures=0, draining=False, finished_at=None, created_at=context.now()
-            )
-        )
+            return None if self._opening.first(connection, values) is None else token
+        self._reopening.count(connection, values)
         self._journal.clear(connection, delivery.task_id)
         return token
 
-    def _fields(
-        self,
-        delivery: Delivery,
-        status: str,
-        due: Due,
-        owner: str | None,
-        *,
-        sends: int,
-        token: int,
-    ) -> dict[str, Any]:
-        context = self._context
-        return {
-            "namespace": context.namespace,
-            "task_id": delivery.task_id,
-            "task_name": delivery.task_name,
-            "status": status,
-            "token": token,
-            "owner": owner,
-            "wake_at": context.instant(due),
-            "sends": sends,
-            "message_version": delivery.version,
-            "nesting": delivery.nesting,
-            "send_id": delivery.send_id,
-            "updated_at": context.now(),
-            **message_columns(delivery.message),
-        }
+
+def _new_values(
+    delivery: Delivery,
+    status: str,
+    due: Due,
+    *,
+    owner: str | None = None,
+    sends: int = 0,
+    token: int = 0,
+    verdict: str | None = None,
+) -> dict[str, Any]:
+    """The values of a new execution; a ``verdict`` is its end at once."""
+    return {
+        "the_task_id": delivery.task_id,
+        "the_task_name": delivery.task_name,
+        "the_status": status if verdict is None else Status.ENDING,
+        "the_token": token,
+        "the_owner": owner,
+        "the_sends": sends,
+        "the_message_version": delivery.version,
+        "the_nesting": delivery.nesting,
+        "the_send_id": delivery.send_id,
+        "the_outcome": None if verdict is None else outcome_to_text(Outcome(verdict)),
+        **due_values(due),
+        **message_values(delivery.message),
+    }
 
 
 def _first_claim(key: LeaseKey, claimed_at: datetime, outcome: Outcome | None) -> Claim:

@@ -27,7 +27,7 @@ BUSY_TIMEOUT = 10.0
 #: restarted, or a firewall may have forgotten it, and the first statement of a claim must not find out.
 IDLE_TIME = 10.0
 
-_STATEMENTS = "celery_durable_statements"
+_TRANSACTION = "celery_durable_transaction"
 _USED_AT = "celery_durable_used_at"
 #: What PostgreSQL answers when a table, its schema, a column or a function is not there, and SQLite.
 _MISSING = frozenset({"42P01", "3F000", "42703", "42883"})
@@ -95,6 +95,8 @@ class Database:
             "hide_parameters": True,
             **({} if "poolclass" in self._options else self._pool_options()),
             **self._options,
+            # Most of what we do is one statement: nothing begins a transaction but ``transaction``.
+            "isolation_level": "AUTOCOMMIT",
         }
         if self.is_sqlite:
             options["connect_args"] = {
@@ -147,10 +149,7 @@ class Database:
                 what the statement is about.
         """
         with self._passing(), _translated(self), self.engine.connect() as connection:
-            if self.is_sqlite:
-                yield connection.execution_options(**{_STATEMENTS: True})
-            else:
-                yield connection.execution_options(isolation_level="AUTOCOMMIT")
+            yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -160,8 +159,10 @@ class Database:
             StoreUnavailable: the database cannot be reached, or refused for now; WrongTables where it lacks
                 what the statement is about.
         """
-        with self._passing(), _translated(self), self.engine.begin() as connection:
-            yield connection
+        with self._passing(), _translated(self), self.engine.connect() as connection:
+            options = {_TRANSACTION: True} if self.is_sqlite else {"isolation_level": "READ COMMITTED"}
+            with connection.execution_options(**options).begin():
+                yield connection
 
     def _passing(self) -> AbstractContextManager[None]:
         return gate.passed() if self.is_sqlite else nullcontext()
@@ -198,7 +199,7 @@ def _keep_in_wal(connection: sqlite3.Connection, timeout: float) -> None:
 
 def _begin_immediate(connection: Connection) -> None:
     # Without an open transaction the driver commits each statement by itself.
-    if not connection.get_execution_options().get(_STATEMENTS):
+    if connection.get_execution_options().get(_TRANSACTION):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 

@@ -1,31 +1,21 @@
-"""The journal of an execution: read as a whole, written together with a fenced change of its execution."""
+"""The journal of an execution: read as a whole, written with a change of its execution."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, and_, cast, delete, select, union_all
+from sqlalchemy import Connection, and_, bindparam, case, delete, select
 
 from celery_durable.records import JournalEntry, Kind
 from celery_durable.replay import timer_id
-from celery_durable.store.base import Context, entry_of
-from celery_durable.store.dialect import insert
-
-#: Up to so many entries are written in one statement with the change that they belong to.
-FEW = 8
+from celery_durable.store.base import Context, entry_of, given
+from celery_durable.store.dialect import UtcDateTime, insert
+from celery_durable.store.prepared import Prepared
 
 _KEY = ("namespace", "task_id", "position")
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What an accepted change of an execution has made of it: its time, and the database's time of it."""
-
-    wake_at: datetime | None
-    now: datetime
+#: What an entry says itself; the rest is known where it is written.
+_GIVEN = ("position", "kind", "name", "timer_id", "payload", "content_type", "content_encoding")
 
 
 class JournalRows:
@@ -34,7 +24,8 @@ class JournalRows:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._journal = context.schema.journal
-        self._executions = context.schema.executions
+        self._reading = Prepared(context, self._read)
+        self._writing = Prepared(context, self._write)
 
     def columns(self) -> tuple[Any, ...]:
         """An entry as it is read, with whether it is a sleep that is over."""
@@ -44,107 +35,56 @@ class JournalRows:
 
     def read(self, connection: Connection, task_id: str) -> tuple[JournalEntry, ...]:
         """All entries of an execution, in order."""
-        journal = self._journal
-        found = connection.execute(
-            select(*self.columns()).where(self._context.mine(journal, task_id)).order_by(journal.c.position)
-        )
-        return tuple(entry_of(row) for row in found.mappings())
+        found = self._reading.all(connection, {"the_task_id": task_id})
+        return tuple(entry_of(row) for row in found)
+
+    def _read(self) -> Any:
+        mine = self._context.mine(self._journal, given(self._journal, "task_id"))
+        return select(*self.columns()).where(mine).order_by(self._journal.c.position)
 
     def clear(self, connection: Connection, task_id: str) -> None:
         """Remove the entries of an execution."""
         connection.execute(delete(self._journal).where(self._context.mine(self._journal, task_id)))
 
-    def change(
-        self, fenced: Update, task_id: str, entries: Sequence[JournalEntry], due_at: datetime | None = None
-    ) -> Change | None:
-        """Change an execution and journal ``entries`` with it, in one transaction of its own.
-
-        A sleep among them is due at ``due_at``, or when the execution is. None: the fence has refused the
-        change, and nothing is written.
-        """
-        database = self._context.database
-        if not entries:
-            with database.statements() as connection:
-                return self._apply(connection, fenced)
-        if database.dialect_name == "postgresql" and len(entries) <= FEW:
-            with database.statements() as connection:
-                return _change_of(connection.execute(self._at_once(fenced, task_id, entries, due_at)))
-        with database.transaction() as connection:
-            return self.change_within(connection, fenced, task_id, entries, due_at)
-
-    def change_within(
-        self,
-        connection: Connection,
-        fenced: Update,
-        task_id: str,
-        entries: Sequence[JournalEntry],
-        due_at: datetime | None = None,
-        *,
-        restart: bool = False,
-    ) -> Change | None:
-        """The same inside the caller's transaction. ``restart``: the journal begins anew."""
-        change = self._apply(connection, fenced)
-        if change is None:
-            return None
-        if restart:
-            self.clear(connection, task_id)
-        if entries:
-            sleeps_until = due_at or change.wake_at
-            # One statement for all, which SQLAlchemy keeps compiled: of a list of values it does not.
-            connection.execute(
-                self._insert()
-                .values(recorded_at=self._context.now())
-                .on_conflict_do_nothing(index_elements=_KEY),
-                [self._values(task_id, entry, sleeps_until) for entry in entries],
-            )
-        return change
-
-    def _apply(self, connection: Connection, fenced: Update) -> Change | None:
-        return _change_of(connection.execute(self._returning(fenced)))
-
-    def _returning(self, fenced: Update) -> Any:
-        return fenced.returning(self._executions.c.wake_at, self._context.now().label("now"))
-
-    def _at_once(
-        self, fenced: Update, task_id: str, entries: Sequence[JournalEntry], due_at: datetime | None
-    ) -> Select[Any]:
-        """Change and entries as one statement, where the database lets a statement write two tables."""
-        change = self._returning(fenced).cte("change")
-        columns = list(self._journal.c)
-        rows = []
+    def write(
+        self, connection: Connection, task_id: str, entries: Sequence[JournalEntry], sleeps_until: Any
+    ) -> None:
+        """Write entries in the transaction of the change that they belong to."""
         for entry in entries:
-            values = self._values(task_id, entry, due_at or change.c.wake_at)
-            values["recorded_at"] = self._context.now()
-            rows.append(
-                select(*(cast(values[column.name], column.type) for column in columns)).select_from(change)
-            )
-        written = (
-            self._insert()
-            .from_select([column.name for column in columns], rows[0] if len(rows) == 1 else union_all(*rows))
-            .on_conflict_do_nothing(index_elements=_KEY)
-            .cte("written")
-        )
-        return select(change.c.wake_at, change.c.now).add_cte(written)
+            values = entry_values(0, task_id, entry)
+            self._writing.count(connection, {**values, "sleeps_until": sleeps_until})
 
-    def _insert(self) -> Any:
-        # A write whose answer was lost is tried again by the same holder: its entries are there then.
-        return insert(self._journal, self._context.database.dialect_name)
+    def _write(self) -> Any:
+        return self.insert().values(self.new_entry(0, bindparam("sleeps_until", type_=UtcDateTime())))
 
-    def _values(self, task_id: str, entry: JournalEntry, sleeps_until: Any) -> dict[str, Any]:
+    def insert(self) -> Any:
+        """An INSERT of entries. A write whose answer was lost is tried again by the same holder: then its
+        entries are there."""
+        into = insert(self._journal, self._context.database.dialect_name)
+        return into.on_conflict_do_nothing(index_elements=_KEY)
+
+    def new_entry(self, number: int, sleeps_until: Any) -> dict[str, Any]:
+        """An entry as expressions of the values that ``entry_values`` makes."""
+        columns = self._journal.c
+        own = {name: bindparam(f"{name}_{number}", type_=columns[name].type) for name in _GIVEN}
         return {
             "namespace": self._context.namespace,
-            "task_id": task_id,
-            "position": entry.position,
-            "kind": entry.kind,
-            "name": entry.name,
-            "timer_id": timer_id(task_id, entry.position),
-            "due_at": sleeps_until if entry.kind == Kind.SLEEP else None,
-            "payload": entry.payload,
-            "content_type": entry.content_type,
-            "content_encoding": entry.content_encoding,
+            "task_id": bindparam(f"task_id_{number}", type_=columns.task_id.type),
+            "due_at": case((own["kind"] == Kind.SLEEP, sleeps_until)),
+            "recorded_at": self._context.now(),
+            **own,
         }
 
 
-def _change_of(result: Any) -> Change | None:
-    row = result.one_or_none()
-    return None if row is None else Change(row.wake_at, row.now)
+def entry_values(number: int, task_id: str, entry: JournalEntry) -> dict[str, Any]:
+    """The values of one entry, the ``number``-th of a statement."""
+    return {
+        f"task_id_{number}": task_id,
+        f"position_{number}": entry.position,
+        f"kind_{number}": entry.kind,
+        f"name_{number}": entry.name,
+        f"timer_id_{number}": timer_id(task_id, entry.position),
+        f"payload_{number}": entry.payload,
+        f"content_type_{number}": entry.content_type,
+        f"content_encoding_{number}": entry.content_encoding,
+    }

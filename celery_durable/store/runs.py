@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Update, select, update
+from sqlalchemy import Boolean, Connection, bindparam, case, select, update
 
 from celery_durable.records import (
     Due,
@@ -21,10 +21,22 @@ from celery_durable.records import (
     Status,
 )
 from celery_durable.rules import DISPATCH_LEASE
-from celery_durable.store.base import Context, message_columns, outcome_to_text
+from celery_durable.store.base import (
+    Context,
+    due_values,
+    given,
+    lease_values,
+    message_given,
+    message_values,
+    most_seconds,
+    outcome_to_text,
+    seconds_given,
+)
+from celery_durable.store.changes import Change, FencedChange
 from celery_durable.store.claims import Claims
-from celery_durable.store.journal import Change, JournalRows
+from celery_durable.store.journal import JournalRows
 from celery_durable.store.outbox import enqueue
+from celery_durable.store.prepared import Prepared
 
 #: What an execution is without that nobody owns.
 _UNOWNED = {"owner": None, "sends": 0, "draining": False}
@@ -37,11 +49,17 @@ class Runs:
         self._context = context
         self._claims = claims
         self._executions = context.schema.executions
-        self._journal = JournalRows(context)
+        journal = JournalRows(context)
+        self._progress = FencedChange(context, journal, _progress)
+        self._parking = FencedChange(context, journal, self._parked)
+        self._retrying = FencedChange(context, journal, self._retried)
+        self._ending = FencedChange(context, journal, self._ended)
+        self._setting_aside = FencedChange(context, journal, _set_aside)
+        self._finishing = Prepared(context, self._finish)
 
     def record(self, key: LeaseKey, entries: Sequence[JournalEntry]) -> bool:
         """Journal the steps of a run. False: the lease is not ours any more, nothing was written."""
-        return self._journal.change(self._progress(key), key.task_id, entries) is not None
+        return self._progress.apply(key, {}, entries) is not None
 
     def record_sleep(self, key: LeaseKey, entries: Sequence[JournalEntry], due: Due) -> datetime | None:
         """Journal a sleep that is slept in place (the last of ``entries``).
@@ -49,7 +67,7 @@ class Runs:
         Returns its due time, or None: refused.
         """
         due_at = due.at or self._settled(due)
-        change = self._journal.change(self._progress(key), key.task_id, entries, due_at)
+        change = self._progress.apply(key, {}, entries, due_at)
         return None if change is None else due_at
 
     def park(
@@ -67,24 +85,32 @@ class Runs:
         ``message`` replaces the one to be sent (a retry), ``restart`` empties the journal.
         Returns the due time, or None: refused.
         """
-        context, executions = self._context, self._executions
-        changes: dict[str, Any] = {"status": status, "wake_at": context.instant(due), **_UNOWNED}
-        if entries or message is not None:
-            changes["crashes"] = 0
-        if message is not None:
-            changes |= message_columns(message)
-            changes["message_version"] = executions.c.message_version + 1
-        fenced = self._open(key).values(**changes)
-        if restart:
-            with context.database.transaction() as connection:
-                change = self._journal.change_within(connection, fenced, key.task_id, entries, restart=True)
+        context = self._context
+        values = {"the_status": status, "has_progress": bool(entries), **due_values(due)}
+        if message is None and not restart:
+            change = self._parking.apply(key, values, entries)
         else:
-            change = self._journal.change(fenced, key.task_id, entries)
+            change = self._park_anew(key, values, entries, message, restart=restart)
         if change is None:
             return self._parked_before(key, status, due)
         assert change.wake_at is not None
         context.nearer(Due(seconds=(change.wake_at - change.now).total_seconds()))
         return change.wake_at
+
+    def _park_anew(
+        self,
+        key: LeaseKey,
+        values: dict[str, Any],
+        entries: Sequence[JournalEntry],
+        message: Message | None,
+        *,
+        restart: bool,
+    ) -> Change | None:
+        parking = self._parking
+        if message is not None:
+            parking, values = self._retrying, {**values, **message_values(message)}
+        with self._context.database.transaction() as connection:
+            return parking.apply_within(connection, key, values, entries, restart=restart)
 
     def _parked_before(self, key: LeaseKey, status: str, due: Due) -> datetime | None:
         """The due time, if an earlier try was accepted and its answer lost on the way.
@@ -117,19 +143,14 @@ class Runs:
 
         From here on the outcome is fixed: what may die is told again from the row. None: refused.
         """
-        fenced = self._open(key).values(
-            status=Status.ENDING,
-            outcome=outcome_to_text(outcome),
-            wake_at=self._context.now(ttl),
-            crashes=0,
-        )
+        values = {"the_outcome": outcome_to_text(outcome), "ttl": most_seconds(ttl)}
         ended: Ended | None = None
         if followers:
             with self._context.database.transaction() as connection:
-                change = self._journal.change_within(connection, fenced, key.task_id, entries)
+                change = self._ending.apply_within(connection, key, values, entries)
                 if change is not None:
                     ended = self._follow_all(connection, followers, change)
-        elif self._journal.change(fenced, key.task_id, entries) is not None:
+        elif self._ending.apply(key, values, entries) is not None:
             ended = Ended((), ())
         if ended is None:
             # The answer to an earlier try may have been lost on its way: then the outcome is there.
@@ -166,44 +187,64 @@ class Runs:
 
     def finish(self, key: LeaseKey, status: str) -> bool:
         """End the execution: its outcome is known to have been told."""
-        context, executions = self._context, self._executions
-        with context.database.statements() as connection:
-            finished = connection.execute(
-                update(executions)
-                .where(context.fenced(key))
-                .values(
-                    status=status,
-                    wake_at=None,
-                    finished_at=context.now(),
-                    updated_at=context.now(),
-                    **_UNOWNED,
-                )
-            )
-            return finished.rowcount == 1
+        with self._context.database.statements() as connection:
+            return self._finishing.count(connection, {**lease_values(key), "the_status": status}) == 1
 
-    def set_aside(self, key: LeaseKey) -> bool:
-        """Park for good, without an outcome: only a release or a cancel goes on from here."""
-        fenced = self._open(key).values(status=Status.QUARANTINED, wake_at=None, **_UNOWNED)
-        return self._journal.change(fenced, key.task_id, ()) is not None
-
-    def _open(self, key: LeaseKey) -> Update:
-        """The fence of a run that has not come to its end: owner, token, and no outcome."""
+    def _finish(self) -> Any:
         context, executions = self._context, self._executions
         return (
             update(executions)
-            .where(context.fenced(key), executions.c.outcome.is_(None))
-            .values(updated_at=context.now())
+            .where(context.fenced_given())
+            .values(
+                status=given(executions, "status"),
+                wake_at=None,
+                finished_at=context.now(),
+                updated_at=context.now(),
+                **_UNOWNED,
+            )
         )
 
-    def _progress(self, key: LeaseKey) -> Update:
-        """The fence of a write to the journal: it holds the row until the commit, so that no one takes the
-        execution over in between. Progress forgives the crashes before it."""
-        return self._open(key).values(crashes=0)
+    def set_aside(self, key: LeaseKey) -> bool:
+        """Park for good, without an outcome: only a release or a cancel goes on from here."""
+        return self._setting_aside.apply(key, {}) is not None
+
+    # -- what each change sets -------------------------------------------------------------------
+
+    def _parked(self) -> dict[str, Any]:
+        crashes = self._executions.c.crashes
+        return {
+            "status": given(self._executions, "status"),
+            "wake_at": self._context.instant_given(),
+            "crashes": case((bindparam("has_progress", type_=Boolean()), 0), else_=crashes),
+            **_UNOWNED,
+        }
+
+    def _retried(self) -> dict[str, Any]:
+        version = self._executions.c.message_version + 1
+        message = message_given(self._executions)
+        return {**self._parked(), **message, "crashes": 0, "message_version": version}
+
+    def _ended(self) -> dict[str, Any]:
+        return {
+            "status": Status.ENDING,
+            "outcome": given(self._executions, "outcome"),
+            "wake_at": self._context.now(seconds_given("ttl")),
+            "crashes": 0,
+        }
 
     def _settled(self, due: Due) -> datetime:
         with self._context.database.statements() as connection:
             settled: datetime = connection.execute(select(self._context.instant(due))).scalar_one()
         return settled
+
+
+def _progress() -> dict[str, Any]:
+    # Progress forgives the crashes before it.
+    return {"crashes": 0}
+
+
+def _set_aside() -> dict[str, Any]:
+    return {"status": Status.QUARANTINED, "wake_at": None, **_UNOWNED}
 
 
 def _outgoing(follower: Follower, taken_until: datetime) -> Outgoing:

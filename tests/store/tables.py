@@ -203,7 +203,7 @@ class Statements:
 
 def _commits_by_itself(connection: Any) -> bool:
     options = connection.get_execution_options()
-    return options.get("isolation_level") == "AUTOCOMMIT" or bool(options.get("celery_durable_statements"))
+    return not ("isolation_level" in options or "celery_durable_transaction" in options)
 
 
 LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)

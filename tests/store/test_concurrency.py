@@ -148,11 +148,16 @@ def test_a_task_that_ended_is_opened_anew_once(at_once, store, tables):
     assert [answer.key.token for answer in granted(answers)] == [2]
 
 
+def _rival(store):
+    """A connection whose transactions are its own to end."""
+    return store.database.engine.execution_options(isolation_level="READ COMMITTED").connect()
+
+
 @pytest.mark.parametrize("ends_by", ["commit", "rollback"])
 def test_a_claim_waits_for_one_that_is_under_way_and_then_decides(near, ends_by):
     store = near
     table = store.context.schema.executions
-    with ThreadPoolExecutor(1) as pool, store.database.engine.connect() as rival:
+    with ThreadPoolExecutor(1) as pool, _rival(store) as rival:
         transaction = rival.begin()
         row = {"namespace": "proj", "task_id": "id", "task_name": "t", "status": "running", "token": 1}
         row |= {"owner": OTHER, "wake_at": store.now() + timedelta(seconds=60), "send_id": "send-1"}
@@ -184,7 +189,7 @@ def test_a_wake_that_had_to_wait_sees_the_journal_as_it_is_then(near):
     asleep(store, "id", 0.0)
     tables.send_wake()
     executions, journal = store.context.schema.executions, store.context.schema.journal
-    with ThreadPoolExecutor(1) as pool, store.database.engine.connect() as rival:
+    with ThreadPoolExecutor(1) as pool, _rival(store) as rival:
         transaction = rival.begin()
         rival.execute(update(executions).values(token=2))
         waiting = pool.submit(claim, store, wake())
@@ -212,7 +217,7 @@ def test_a_take_over_waits_for_a_write_that_is_under_way_and_sees_it(near):
     store, tables = near, Tables(near)
     key = claimed(store).key
     tables.expire()
-    with ThreadPoolExecutor(2) as pool, store.database.engine.connect() as rival:
+    with ThreadPoolExecutor(2) as pool, _rival(store) as rival:
         transaction = rival.begin()
         rival.execute(text("SELECT 1 FROM durable_executions FOR UPDATE"))
         written = pool.submit(store.runs.record, key, [step(1)])

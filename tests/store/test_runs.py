@@ -20,7 +20,7 @@ from celery_durable.records import (
 )
 from celery_durable.replay import timer_id
 from celery_durable.store import Store
-from celery_durable.store.journal import FEW
+from celery_durable.store.changes import FEW
 from tests.store.tables import (
     MESSAGE,
     OTHER,
@@ -629,6 +629,7 @@ def test_the_life_of_a_task_takes_few_statements_on_sqlite(sqlite_url):
     store.due.take(1, lambda name: (3, TTL))
     assert statements.during(lambda: keys.append(claimed(store, wake()).key)) == [
         "BEGIN",
+        "SELECT",
         "UPDATE",
         "SELECT",
         "COMMIT",

@@ -1,0 +1,110 @@
+"""Statements of the hot path: built and compiled once, and then only given their values.
+
+A task of a millisecond makes three statements. To build one of them anew, and to find it among those that
+SQLAlchemy has compiled before, takes several times as long as the driver needs to send it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Dialect
+from sqlalchemy.types import TypeEngine
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql.compiler import SQLCompiler
+
+    from celery_durable.store.base import Context
+
+Row = dict[str, Any]
+Convert = Callable[[Any], Any]
+
+
+class Prepared:
+    """One statement with named values (``bindparam``).
+
+    ``build`` makes it, and may be called again: where tests travel in time, the time is a part of the text.
+    """
+
+    def __init__(self, context: Context, build: Callable[[], Any]) -> None:
+        self._context = context
+        self._build = build
+        # Two threads that come first together compile it twice, which does no harm.
+        self._compiled: _Compiled | None = None
+
+    def first(self, connection: Connection, values: Mapping[str, Any]) -> Row | None:
+        """The first row that it returns."""
+        rows = self.all(connection, values)
+        return rows[0] if rows else None
+
+    def all(self, connection: Connection, values: Mapping[str, Any]) -> list[Row]:
+        """The rows that it returns."""
+        compiled = self._compiled_for(connection)
+        return [compiled.decoded(row) for row in compiled.run(connection, values)]
+
+    def count(self, connection: Connection, values: Mapping[str, Any]) -> int:
+        """Run it. Returns the number of rows that it has changed."""
+        found: int = self._compiled_for(connection).run(connection, values).rowcount
+        return found
+
+    def _compiled_for(self, connection: Connection) -> _Compiled:
+        if not self._context.is_in_real_time:
+            return _Compiled.of(self._build(), connection.dialect)
+        if self._compiled is None:
+            self._compiled = _Compiled.of(self._build(), connection.dialect)
+        return self._compiled
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """The text for one database, with what its driver does to values on their way in and out."""
+
+    text: str
+    #: The values that are a part of the statement.
+    constants: dict[str, Any]
+    #: The order of the values where the driver counts them; None where it names them.
+    order: tuple[str, ...] | None
+    binds: tuple[tuple[str, Convert], ...]
+    results: tuple[tuple[str, Convert | None], ...]
+
+    @classmethod
+    def of(cls, statement: Any, dialect: Dialect) -> _Compiled:
+        compiled: SQLCompiler = statement.compile(dialect=dialect)
+        constants, binds = {}, []
+        for name, value in compiled.params.items():
+            bind = compiled.binds[name]
+            convert = _bind_of(bind.type, dialect)
+            if not bind.required:
+                constants[name] = value if convert is None else convert(value)
+            elif convert is not None:
+                binds.append((name, convert))
+        return cls(
+            compiled.string,
+            constants,
+            None if compiled.positiontup is None else tuple(compiled.positiontup),
+            tuple(binds),
+            tuple((column.key, _result_of(column.type, dialect)) for column in statement.exported_columns),
+        )
+
+    def run(self, connection: Connection, values: Mapping[str, Any]) -> Any:
+        given = {**self.constants, **values}
+        for name, convert in self.binds:
+            given[name] = convert(given[name])
+        parameters: Any = given if self.order is None else tuple(given[name] for name in self.order)
+        return connection.exec_driver_sql(self.text, parameters)
+
+    def decoded(self, row: Any) -> Row:
+        return {
+            name: value if convert is None else convert(value)
+            for (name, convert), value in zip(self.results, row, strict=True)
+        }
+
+
+def _bind_of(kind: TypeEngine[Any], dialect: Dialect) -> Convert | None:
+    return kind.dialect_impl(dialect).bind_processor(dialect)
+
+
+def _result_of(kind: TypeEngine[Any], dialect: Dialect) -> Convert | None:
+    return kind.dialect_impl(dialect).result_processor(dialect, None)
