@@ -7,17 +7,16 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
 
 from celery_durable.records import Status
 from celery_durable.store import Store
-from celery_durable.store.dialect import UtcDateTime
 from tests.integration.forks import die, end, end_all, exit_code, fork, run_beat
+from tests.integration.scheduler_support import count_where, is_due, latest, marked_as_sent, start_beat
 from tests.nodes import Bench, on
 from tests.store.rows import fill_asleep
 
@@ -126,29 +125,6 @@ class TestTerminated:
         return time.monotonic() - began
 
 
-def latest(store: Store) -> datetime:
-    """The last of all times: it moves whenever a batch was sent and noted."""
-    executions = store.context.schema.executions
-    with store.database.statements() as connection:
-        found: datetime = connection.execute(
-            select(func.max(executions.c.wake_at, type_=UtcDateTime())).where(
-                executions.c.namespace == store.context.namespace
-            )
-        ).scalar_one()
-        return found
-
-
-def is_due(store: Store, count: int) -> bool:
-    executions = store.context.schema.executions
-    return count_where(store, executions.c.wake_at <= store.now()) == count
-
-
-def marked_as_sent(store: Store) -> int:
-    """How many rows the schedulers know to be sent: their next time is the resend time."""
-    executions = store.context.schema.executions
-    return count_where(store, executions.c.wake_at > store.now() + timedelta(minutes=10))
-
-
 class TestManyAtOnce:
     @pytest.mark.timeout(120)
     @on("embedded-sqlite", "redis-postgres")
@@ -182,20 +158,32 @@ class TestManyAtOnce:
         )
 
 
-def start_beat(bench: Bench, number: int) -> int:
-    """A beat in a fork; its handlers for signals are in place."""
-    log = bench.folder / f"beat-{number}.log"
-    pid = fork(partial(run_beat, bench.app()), log)
-    bench.wait_for(lambda: log.exists() and "beat: Starting" in log.read_text(), message="beat starts")
-    return pid
+class TestFrozenDatabase:
+    """It hangs: connections stay open, and nothing is answered."""
 
+    @on("redis-postgres")
+    def test_a_scheduler_that_is_to_end_does_not_wait_for_it(self, bench: Bench, store: Store) -> None:
+        assert bench.store_server is not None
+        fill_asleep(store, 50_000, store.now() + timedelta(days=1), spread=0)
+        idle = start_beat(bench, 1)
+        bench.wait_for(lambda: store.schedule.seconds_since_tick() is not None, message="it ticks")
+        bench.store_server.freeze()
+        # Polls come ten times a second: one is under way.
+        time.sleep(0.3)
+        assert self.seconds_to_end(idle) < 2
 
-def count_where(store: Store, *conditions: Any, **equal: Any) -> int:
-    """How many executions fit."""
-    executions = store.context.schema.executions
-    wanted = [executions.c[name] == value for name, value in equal.items()]
-    with store.database.statements() as connection:
-        found: int = connection.execute(
-            select(func.count()).select_from(executions).where(*conditions, *wanted)
-        ).scalar_one()
-        return found
+        bench.store_server.thaw()
+        with store.database.transaction() as connection:
+            executions = store.context.schema.executions
+            connection.execute(executions.update().values(wake_at=store.context.now(-3600)))
+        before = latest(store)
+        busy = start_beat(bench, 2)
+        bench.wait_for(lambda: latest(store) > before, 30, "it is sending")
+        bench.store_server.freeze()
+        assert self.seconds_to_end(busy) < 4, "it waits a moment for what was sent to be noted"
+
+    def seconds_to_end(self, pid: int) -> float:
+        os.kill(pid, signal.SIGTERM)
+        began = time.monotonic()
+        assert exit_code(pid) == 0
+        return time.monotonic() - began
