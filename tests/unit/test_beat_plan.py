@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from celery.beat import BeatLazyFunc, Scheduler
-from celery.schedules import BaseSchedule, crontab
+from celery.schedules import BaseSchedule, crontab, solar
 
 from celery_durable.beat import DurableScheduler
 from celery_durable.records import Status
@@ -333,6 +333,19 @@ class TestSchedulesOfOthers:
         fickle.is_on = True
         world.travel(5.1)
         assert beat.run() == 1
+
+    def test_a_solar_event_runs_when_it_happens_and_then_a_day_later(self, world: World) -> None:
+        world.schedule(dawn={"schedule": solar("sunrise", 30, 31)})
+        beat = world.start()
+        assert beat.due_in is not None
+        assert 0 < beat.due_in < 86400 + 180
+        world.travel(beat.due_in - 1)
+        assert beat.run() == 0
+        world.travel(2)
+        assert beat.run() == 1
+        assert beat.run() == 0
+        assert beat.due_in == pytest.approx(86400, abs=180)
+        assert world.start().due_in == pytest.approx(beat.due_in, abs=5), "and so it is after a restart"
 
     def test_one_that_fails_is_said_and_tried_again_and_stops_nobody(
         self, world: World, caplog: pytest.LogCaptureFixture

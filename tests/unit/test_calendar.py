@@ -6,6 +6,7 @@ import math
 import sys
 from datetime import datetime, timedelta, timezone, tzinfo
 from functools import cache
+from itertools import pairwise
 from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
@@ -434,6 +435,42 @@ def test_a_solar_event_runs_when_it_next_happens(asked, expected):
 @pytest.mark.usefixtures("sky")
 def test_a_solar_event_that_does_not_happen_is_none():
     assert after(solar("sunset", 68, 20, app=app_in("UTC")), NOON) is None
+
+
+class TestTheRealSun:
+    """With ephem itself, which Celery asks, too."""
+
+    @pytest.mark.parametrize(
+        ("event", "expected"),
+        [
+            # As almanacs have them for Berlin (52.52 N, 13.41 E), to the minute.
+            ("sunrise", "2026-06-21T02:43"),
+            ("solar_noon", "2026-06-21T11:08"),
+            ("sunset", "2026-06-21T19:33"),
+        ],
+    )
+    def test_it_is_where_an_almanac_has_it(self, event, expected):
+        found = after(solar(event, 52.52, 13.41, app=app_in("Europe/Berlin")), utc("2026-06-21T00:00"))
+        assert abs(found - utc(expected)) < 90 * SECOND
+
+    @pytest.mark.parametrize("event", sorted(solar._all_events))
+    def test_every_event_of_celerys_happens_once_a_day(self, event):
+        happens = solar(event, 30, 31, app=app_in("Africa/Cairo"))
+        found = [after(happens, NOON)]
+        for _ in range(5):
+            found.append(after(happens, found[-1]))
+        days = [later - earlier for earlier, later in pairwise(found)]
+        assert all(abs(day - DAY) < 180 * SECOND for day in days)
+
+    def test_it_is_as_celery_says(self):
+        happens = solar("dawn_civil", 52.52, 13.41, app=app_in("UTC"))
+        happens.nowfun = lambda: NOON
+        celerys = NOON + happens.remaining_estimate(NOON)
+        assert abs(after(happens, NOON) - celerys) < SECOND
+
+    def test_a_sun_that_does_not_set_for_weeks_sets_at_last(self):
+        found = after(solar("sunset", 69.65, 18.96, app=app_in("Europe/Oslo")), utc("2026-06-01T00:00"))
+        assert utc("2026-07-20T00:00") < found < utc("2026-07-30T00:00")
 
 
 # --------------------------------------------------------------------------------- of one's own
