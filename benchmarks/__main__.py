@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,8 +11,9 @@ from pathlib import Path
 from benchmarks.catalogue import CATALOGUE, Measurement
 from benchmarks.lab import Lab
 from benchmarks.machine import machine, versions
+from benchmarks.output import Run
 from benchmarks.rows import Missing, Results
-from benchmarks.table import as_text, lines_of, report
+from benchmarks.table import as_text, lines_of
 
 RESULTS = Path(__file__).with_name("results.md")
 
@@ -26,26 +26,33 @@ def main(arguments: list[str]) -> int:
     if options.list:
         print("\n".join(entry.name for entry in CATALOGUE))
         return 0
-    chosen = _chosen(options.only, quick=options.quick)
-    where, which = machine(), versions()
-    began = time.monotonic()
-    results, failed = _measure(chosen, Lab(quick=options.quick))
+    chosen = _chosen(options.only, peers=not (options.quick or options.no_peers))
+    where, began = machine(), time.monotonic()
+    lab = Lab(quick=options.quick)
+    results, failed = _measure(chosen, lab)
+    run = Run(results, where, versions() | lab.versions, quick=options.quick)
     print(f"\n{as_text(lines_of(results))}\n\n{time.monotonic() - began:.0f} s")
     if options.json is not None:
-        options.json.write_text(json.dumps(_as_json(results, where, which, quick=options.quick), indent=1))
-    if options.only is None or options.write:
-        options.results.write_text(report(results, where, which, plots=[]))
-        print(f"written: {options.results}")
+        run.write_json(options.json)
+    if options.results is not None or not (options.quick or options.only):
+        report = options.results or RESULTS
+        run.write_report(report)
+        print(f"written: {report}")
     return 1 if failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round, fewer tasks, no peers")
+    parser.add_argument("--no-peers", action="store_true", help="install and measure no other package")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these only; the start of a name will do")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure under its stable name")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the report goes (%(default)s)")
-    parser.add_argument("--write", action="store_true", help="write the report with --only, too")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help=f"where the report goes ({RESULTS.name} beside this program, if all is measured in full)",
+    )
     parser.add_argument("--list", action="store_true", help="list the names")
     return parser
 
@@ -58,9 +65,9 @@ def _soak(arguments: list[str]) -> int:
     return int(soak.main(arguments) or 0)
 
 
-def _chosen(only: list[str] | None, *, quick: bool) -> list[Measurement]:
+def _chosen(only: list[str] | None, *, peers: bool) -> list[Measurement]:
     if only is None:
-        return [entry for entry in CATALOGUE if not (quick and entry.peer)]
+        return [entry for entry in CATALOGUE if peers or not entry.peer]
     chosen = [entry for entry in CATALOGUE if entry.name.startswith(tuple(only))]
     if not chosen:
         raise SystemExit(f"none of these is measured: {' '.join(only)} (see --list)")
@@ -87,18 +94,6 @@ def _measure(chosen: list[Measurement], lab: Lab) -> tuple[Results, bool]:
     finally:
         lab.close()
     return results, failed
-
-
-def _as_json(
-    results: Results, where: dict[str, str], which: dict[str, str], *, quick: bool
-) -> dict[str, object]:
-    return {
-        "quick": quick,
-        "machine": where,
-        "versions": which,
-        "rows": {row.name: row.as_json() for row in results.rows},
-        "missing": {lost.name: lost.reason for lost in results.missing},
-    }
 
 
 if __name__ == "__main__":

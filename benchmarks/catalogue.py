@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from benchmarks.lab import Lab
-from benchmarks.measurements import replay, sending, standing, throughput, waking
+from benchmarks.measurements import peers, replay, sending, standing, throughput, waking
+from benchmarks.measurements.peers import NAMES
+from benchmarks.peers.peer import ABSURD, DBOS, PGQUEUER, PROCRASTINATE, Kind
 from benchmarks.rows import Row, at_least
+
+QUEUES = (DBOS, ABSURD, PGQUEUER, PROCRASTINATE)
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,10 @@ class Measurement:
     name: str
     measure: Callable[[Lab], Iterable[Row]]
     peer: bool = False
+
+
+def _of_peer(what: str, kind: Kind, measure: Callable[[Lab, Kind], Iterable[Row]]) -> Measurement:
+    return Measurement(f"peer-{what}-{NAMES[kind].lower()}", lambda lab: measure(lab, kind), peer=True)
 
 
 CATALOGUE: tuple[Measurement, ...] = (
@@ -43,4 +51,11 @@ CATALOGUE: tuple[Measurement, ...] = (
     Measurement("lateness-rabbitmq", lambda lab: waking.lateness(lab, "rabbitmq")),
     Measurement("dispatch-rabbitmq", lambda lab: sending.dispatch(lab, "rabbitmq")),
     Measurement("noop-embedded", lambda lab: throughput.noop(lab, "embedded", at_least(0.5))),
+    Measurement("peer-step-dbos", peers.step_dbos, peer=True),
+    Measurement("peer-park-absurd", peers.park_absurd, peer=True),
+    Measurement("peer-celery-eta-redis", lambda lab: peers.celery_eta(lab, "redis"), peer=True),
+    Measurement("peer-dispatch-django-beat", peers.dispatch_django_beat, peer=True),
+    Measurement("peer-celery-eta-rabbitmq", lambda lab: peers.celery_eta(lab, "rabbitmq"), peer=True),
+    *(_of_peer("burst", kind, peers.burst_peer) for kind in QUEUES),
+    *(_of_peer("lateness", kind, peers.lateness_peer) for kind in QUEUES),
 )

@@ -145,7 +145,10 @@ class PostgresDatabase:
 
     def status(self, task_id: str) -> str | None:
         """The status of an execution; None where there is no row."""
-        return self.ask(f"SELECT max(status) FROM durable_executions WHERE task_id = '{task_id}'")
+        found: str | None = self.ask(
+            f"SELECT max(status) FROM durable_executions WHERE task_id = '{task_id}'"
+        )
+        return found
 
     def forget_parked(self) -> None:
         """Remove all that sleeps or waits for its first start."""

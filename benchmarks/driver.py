@@ -52,6 +52,13 @@ def send_each(task: str, args: list[list[Any]], queue: str) -> None:
         apply_async(each, queue=queue)
 
 
+def send_eta_each(task: str, label: str, dues: list[float], queue: str) -> None:
+    """Send one message with an ETA for each due time, in seconds since the epoch."""
+    apply_async = getattr(project, task).apply_async
+    for due in dues:
+        apply_async([label, due], queue=queue, eta=datetime.fromtimestamp(due, timezone.utc))
+
+
 def consume(queue: str, worker: str) -> None:
     """Let a worker take from a queue."""
     answers = app.control.add_consumer(queue, destination=[worker], reply=True, timeout=10)
@@ -105,13 +112,29 @@ def purge(queue: str) -> int:
 def depth(queue: str) -> int:
     """How many messages lie in a queue."""
     with app.connection_for_write() as connection:
-        bound = app.amqp.queues[queue](connection.default_channel)
-        return int(bound.queue_declare(passive=True).message_count)
+        channel = connection.default_channel
+        try:
+            return int(app.amqp.queues[queue](channel).queue_declare(passive=True).message_count)
+        except connection.channel_errors:
+            # Redis has no empty lists.
+            return 0
 
 
 ACTIONS: dict[str, Callable[..., Any]] = {
     action.__name__: action
-    for action in (prepare, send, send_one, send_each, consume, leave, publish, dispatch, purge, depth)
+    for action in (
+        prepare,
+        send,
+        send_one,
+        send_each,
+        send_eta_each,
+        consume,
+        leave,
+        publish,
+        dispatch,
+        purge,
+        depth,
+    )
 }
 
 

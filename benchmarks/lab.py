@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.deployment import DEFAULTS, BrokerName, Site
+from benchmarks.peers.peer import Kind, Peer
 from benchmarks.rows import Goal, Row, Samples
 from tests.nodes import Servers
 
@@ -21,6 +23,8 @@ class Lab:
 
     quick: bool = False
     servers: Servers = field(default_factory=lambda: Servers(**DEFAULTS))
+    #: What the peers' packages are.
+    versions: dict[str, str] = field(default_factory=dict)
     _site: Site | None = None
 
     @property
@@ -44,6 +48,16 @@ class Lab:
         self.leave()
         self._site = Site(self.servers, broker, **options)
         return self._site
+
+    @contextmanager
+    def peer(self, kind: Kind) -> Iterator[Peer]:
+        """A peer with an empty database; installed when it is first asked for."""
+        peer = Peer(kind, self.servers.postgres)
+        self.versions.update(kind.versions())
+        try:
+            yield peer
+        finally:
+            peer.close()
 
     def leave(self) -> None:
         """Close the site in use."""

@@ -10,8 +10,8 @@ from benchmarks.rows import Goal, Row, Samples, at_least, at_most
 
 #: Tasks per run: some seconds' worth of plain ones.
 COUNTS: dict[BrokerName, tuple[int, int]] = {
-    "redis": (3000, 500),
-    "rabbitmq": (6000, 1000),
+    "redis": (2500, 500),
+    "rabbitmq": (5000, 800),
     "embedded": (1500, 300),
 }
 TITLES: dict[BrokerName, str] = {"redis": "Redis", "rabbitmq": "RabbitMQ", "embedded": "embedded, SQLite"}

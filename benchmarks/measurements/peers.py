@@ -1,0 +1,149 @@
+"""Durable tasks beside the peers. Each peer runs with two processes, as our worker does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from benchmarks.deployment import DEFAULT_QUEUE, BrokerName, Site
+from benchmarks.lab import Lab
+from benchmarks.marks import rate
+from benchmarks.measurements.sending import UNREAD, dispatch_rate, park_pattern
+from benchmarks.measurements.throughput import DAY, TITLES, warm
+from benchmarks.measurements.waking import burst_rate
+from benchmarks.peers.peer import ABSURD, DBOS, DJANGO_BEAT, PGQUEUER, PROCRASTINATE, Kind
+from benchmarks.rows import Row, Samples, at_least, more_than, percentile
+
+#: Sleeps that a tuned Absurd can be trusted to begin per second.
+ABSURD_PARKS = 150.0
+NAMES = {DBOS: "DBOS", ABSURD: "Absurd", PROCRASTINATE: "procrastinate", PGQUEUER: "pgqueuer"}
+
+
+def step_dbos(lab: Lab) -> Iterator[Row]:
+    """One step, ours and DBOS's."""
+    site = warm(lab.site("redis"))
+    count = lab.size(1500, 300)
+    with lab.peer(DBOS) as peer:
+        yield lab.compare(
+            "step_dbos",
+            "no-op with one step ÷ DBOS workflow with one step",
+            ("durable, Redis", lambda: site.throughput("one_step", count)),
+            ("DBOS", lambda: peer.throughput("step", count)),
+            goal=at_least(2),
+        )
+
+
+def park_absurd(lab: Lab) -> Iterator[Row]:
+    """Going to sleep, ours and Absurd's."""
+    site = warm(lab.site("redis"))
+    count = lab.size(1500, 300)
+
+    def ours() -> float:
+        try:
+            return site.throughput("park", count, DAY)
+        finally:
+            site.postgres.forget_parked()
+
+    with lab.peer(ABSURD) as peer:
+        yield lab.compare(
+            "park_absurd",
+            "put to sleep ÷ Absurd's default",
+            ("durable, Redis", ours),
+            ("Absurd", lambda: peer.throughput("park", count)),
+            goal=at_least(2),
+        )
+
+
+def burst_peer(lab: Lab, kind: Kind) -> Iterator[Row]:
+    """Many that are due at one instant, on RabbitMQ, beside a peer at its best (DBOS: at its default)."""
+    site = warm(lab.site("rabbitmq"))
+    count = lab.size(5000, 500)
+    parks = ABSURD_PARKS if kind is ABSURD else 0.0
+    with lab.peer(kind) as peer:
+        yield lab.compare(
+            f"burst_{NAMES[kind].lower()}",
+            f"{count:,} due at one instant, finished ÷ {NAMES[kind]}",
+            ("durable, RabbitMQ", lambda: burst_rate(site, count)),
+            (NAMES[kind], lambda: peer.burst(count, tuned=kind is not DBOS, per_second=parks)),
+            goal=more_than(1) if kind in (DBOS, ABSURD) else None,
+        )
+
+
+def lateness_peer(lab: Lab, kind: Kind) -> Iterator[Row]:
+    """How late a peer is with its defaults."""
+    count, seconds = lab.size(200, 50), lab.size(20, 5)
+    with lab.peer(kind) as peer:
+        yield from _lateness_rows(NAMES[kind], count, seconds, peer.lateness(count, seconds))
+
+
+def dispatch_django_beat(lab: Lab) -> Iterator[Row]:
+    """Due rows to messages, beside one-off entries of django-celery-beat."""
+    site = lab.site("redis")
+    count = lab.size(3000, 300)
+    pattern = park_pattern(site)
+    with lab.peer(DJANGO_BEAT) as peer:
+
+        def theirs() -> float:
+            label = peer.new_label("dispatch")
+            broker = site.env["CELERY_BROKER_URL"]
+            peer.run("dispatch", broker=broker, queue=UNREAD, label=label, count=count)
+            if site.driver.ask("purge", queue=UNREAD) != count:
+                raise AssertionError("not every entry has become a message")
+            return peer.marks.read(label)[0].value
+
+        row = lab.compare(
+            "dispatch_django_beat",
+            f"dispatch alone, {count:,} due ÷ django-celery-beat's one-off entries; Redis",
+            ("scheduler", lambda: dispatch_rate(site, pattern, count)),
+            ("django-celery-beat", theirs),
+            goal=at_least(50),
+        )
+    site.postgres.forget_parked()
+    yield row
+
+
+def celery_eta(lab: Lab, broker: BrokerName) -> Iterator[Row]:
+    """Celery's own ETA: the message waits in the memory of a worker."""
+    site = warm(lab.site(broker))
+    count, few, seconds = lab.size(5000, 500), lab.size(200, 50), lab.size(20, 5)
+    yield lab.compare(
+        f"burst_celery_eta_{broker}",
+        f"{count:,} due at one instant, finished ÷ Celery's ETA; {TITLES[broker]}",
+        ("durable", lambda: burst_rate(site, count)),
+        ("plain, eta", lambda: _eta_burst(site, count)),
+    )
+    yield from _lateness_rows(
+        f"Celery ETA, {TITLES[broker]}", few, seconds, _eta_lateness(site, few, seconds)
+    )
+
+
+def _eta_burst(site: Site, count: int) -> float:
+    label = site.new_label("eta")
+    lead = count / 500 + 5
+    due = time.time() + lead
+    site.driver.ask(
+        "send", task="plain_eta", args=[label, due], count=count, queue=DEFAULT_QUEUE, eta_in=lead
+    )
+    if time.time() > due:
+        raise TimeoutError("the messages were not sent before they were due")
+    return rate(site.marks.wait(label, count))
+
+
+def _eta_lateness(site: Site, count: int, seconds: float) -> list[float]:
+    label = site.new_label("eta")
+    first = time.time() + 4
+    dues = [first + seconds * number / count for number in range(count)]
+    site.driver.ask("send_eta_each", task="plain_eta", label=label, dues=dues, queue=DEFAULT_QUEUE)
+    return [(mark.time - mark.value) * 1000 for mark in site.marks.wait(label, count)]
+
+
+def _lateness_rows(who: str, count: int, seconds: float, values: list[float]) -> Iterator[Row]:
+    name = "".join(letter if letter.isalnum() else "_" for letter in who.lower()).replace("__", "_")
+    for part, percent in (("p50", 50), ("p99", 99)):
+        yield Row(
+            f"lateness_{part}_{name}",
+            f"wake lateness, {count} over {seconds:g} s, {part}; {who}",
+            Samples(who, "ms", (percentile(values, percent),)),
+            note="one run" if part == "p50" else "",
+            detail=tuple(values) if part == "p50" else (),
+        )
