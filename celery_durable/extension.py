@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from celery import Celery
 from celery.signals import after_setup_logger, after_setup_task_logger, worker_shutting_down
@@ -36,6 +36,9 @@ from celery_durable.worker.side import WorkerSide
 from celery_durable.worker.steps import ClaimsReader, DurableStep
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CONSUMER = "celery_durable.worker.consumer:DurableConsumer"
 SCHEDULER = "celery_durable.beat:DurableScheduler"
@@ -119,6 +122,17 @@ class Durable(Operations):
         self.worker = None
         for name in ("settings", "store", "_in_process_claims", "_sender"):
             self.__dict__.pop(name, None)
+
+    @overload
+    def task(self, fun: Callable[P, R], /) -> DurableTask[P, R]: ...
+    @overload
+    def task(
+        self, *, bind: Literal[True], **options: Any
+    ) -> Callable[[Callable[Concatenate[Any, P], R]], DurableTask[P, R]]: ...
+    @overload
+    def task(
+        self, *, bind: Literal[False] = ..., **options: Any
+    ) -> Callable[[Callable[P, R]], DurableTask[P, R]]: ...
 
     def task(self, *args: Any, **options: Any) -> Any:
         """``app.task(base=DurableTask, …)`` in short."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from celery import Task
 from celery.canvas import _chain, chord
 from celery.exceptions import Ignore
-from celery.result import allow_join_result
+from celery.result import AsyncResult, allow_join_result
 from kombu.serialization import registry  # type: ignore[attr-defined]
 from kombu.utils.uuid import uuid
 
@@ -31,7 +32,27 @@ from celery_durable.tracing import durable_tracer
 logger = logging.getLogger(__name__)
 
 
-class DurableTask(Task):  # type: ignore[type-arg]
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+Q = ParamSpec("Q")
+R = TypeVar("R")
+
+if TYPE_CHECKING:
+
+    class _Task(Task[P, R_co], Generic[P, R_co]):
+        """Celery's task, with the parameters and the result of its body; also where Celery is not typed."""
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]: ...
+
+else:
+
+    class _Task(Task):
+        abstract = True
+        # Before 5.7 Celery's own has none.
+        __class_getitem__ = classmethod(GenericAlias)
+
+
+class DurableTask(_Task[P, R_co]):
     """A task whose sleeps are rows and whose runs hold a lease.
 
     ``@app.task(base=DurableTask)``, ``@shared_task(base=DurableTask)`` or ``Celery(task_cls=DurableTask)``;
@@ -56,9 +77,12 @@ class DurableTask(Task):  # type: ignore[type-arg]
 
     sleep = staticmethod(sleep)
     sleep_until = staticmethod(sleep_until)
-    step = staticmethod(step)  # type: ignore[arg-type, var-annotated] # mypy loses the ParamSpec here
 
     _durable_trace: Callable[..., Any] | None = None
+
+    def step(self, fn: Callable[Q, R], /, *args: Q.args, **kwargs: Q.kwargs) -> R:
+        """See ``celery_durable.step``."""
+        return step(fn, *args, **kwargs)
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -90,7 +114,11 @@ class DurableTask(Task):  # type: ignore[type-arg]
     def backend(self, value: Any) -> None:
         self._backend = value
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        value: R_co = self._call(args, kwargs)
+        return value
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = claimed_run()
         if run is not None and run.task is self and not run.entered:
             return run.call_body(lambda: self.run(*args, **kwargs))

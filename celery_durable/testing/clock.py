@@ -86,15 +86,21 @@ class DurableClock:
         """As ``advance``, to an instant; a naive one is read in the app's timezone."""
         self._stay_outside("move time")
         until = self.app.durable.instant_of(when)
-        runs = self.drain()
-        while (due := self._next_due()) is not None and due <= until:
+        runs, due = self._run_due()
+        while due is not None and due <= until:
             self._timeline.move_to(due)
-            runs += self.drain()
+            more, due = self._run_due()
+            runs += more
         self._timeline.move_to(until)
-        return runs + self.drain()
+        return runs
 
     def drain(self) -> int:
         """Run what is due now, until nothing is. Returns how many runs there were."""
+        runs, _ = self._run_due()
+        return runs
+
+    def _run_due(self) -> tuple[int, datetime | None]:
+        """Run what is due now. Returns how many runs there were, and when something is due again."""
         runs = 0
         while True:
             while self._worker.run_next():
@@ -105,7 +111,7 @@ class DurableClock:
                     )
             due = self._next_due()
             if due is None or due > self.now():
-                return runs
+                return runs, due
             self._dispatch()
 
     def finish(self, result: Any) -> Any:
@@ -113,13 +119,12 @@ class DurableClock:
         self._stay_outside("move time")
         task_id = str(getattr(result, "id", result))
         outcome = self.app.AsyncResult(task_id)
-        self.drain()
+        _, due = self._run_due()
         for _ in range(MOST_RUNS):
-            due = None if outcome.ready() else self._next_due()
-            if due is None:
+            if due is None or outcome.ready():
                 break
             self._timeline.move_to(due)
-            self.drain()
+            _, due = self._run_due()
         return outcome.get()
 
     def _stay_outside(self, what: str) -> None:
