@@ -95,5 +95,5 @@ $(DEV): $(RUNTIME)
 .PHONY: clean
 clean: ## remove what was built, installed and cached here
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
-	    .mypy_cache .pytest_cache .ruff_cache
+	    .mypy_cache .pytest_cache .ruff_cache benchmarks/.environments
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
