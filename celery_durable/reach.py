@@ -42,7 +42,8 @@ class Reach:
         now = self._clock.monotonic()
         if not self._failures:
             self._since = now
-            self._logger.error("%s cannot be reached: %s. Trying again", self._name, error)
+            reason = str(error).rstrip(".")
+            self._logger.error("%s cannot be reached: %s. Trying again", self._name, reason)
         else:
             self._logger.debug("%s still cannot be reached: %s", self._name, error)
         delay = min(FIRST_DELAY * 2.0 ** min(self._failures, 10), CEILING)

@@ -84,7 +84,7 @@ class Ticker:
         try:
             delay = self._round()
         except StoreUnavailable as error:
-            self._database.lost(error)
+            self._database.lost(error.reason if type(error) is StoreUnavailable else error)
             self._remind(error)
             delay = self._database.retry_in
         except ConfigurationError:

@@ -191,6 +191,7 @@ class TestOutages:
         assert ticker.run_once() == 0
         assert ticker.state == "ok"
         assert [r.levelname for r in caplog.records] == ["ERROR", "WARNING"]
+        assert caplog.messages[0] == ("The database cannot be reached: the database is away. Trying again")
 
     def test_a_connection_that_is_merely_stale_is_not_said(
         self, ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
