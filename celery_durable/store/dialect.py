@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import expression
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.types import TIMESTAMP, String, TypeDecorator, TypeEngine
+from sqlalchemy.types import TIMESTAMP, Boolean, String, TypeDecorator, TypeEngine
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -116,6 +116,28 @@ def _shifted_sqlite(element: shifted, compiler: SQLCompiler, **kw: Any) -> str:
     # Past the year 9999 strftime answers NULL; before the year 0 with a sign, which sorts first.
     moved = f"coalesce(strftime('%Y-%m-%d %H:%M:%f', {instant}, ({seconds}) || ' seconds'), '{_LAST}')"
     return f"max({moved}, '{_FIRST}')"
+
+
+class unhurried_commit(expression.FunctionElement[bool]):  # noqa: N801 - reads as SQL
+    """Always true; the transaction of the statement does not wait until it is on the disk.
+
+    For a write whose loss in a crash of the database does no harm, because what it says is found out again.
+    """
+
+    type = Boolean()
+    inherit_cache = True
+    name = "unhurried_commit"
+
+
+@compiles(unhurried_commit, "postgresql")
+def _unhurried_commit_postgresql(_element: unhurried_commit, _compiler: SQLCompiler, **_kw: Any) -> str:
+    # The setting holds until the end of the transaction, and the commit looks at it.
+    return "set_config('synchronous_commit', 'off', true) IS NOT NULL"
+
+
+@compiles(unhurried_commit, "sqlite")
+def _unhurried_commit_sqlite(_element: unhurried_commit, _compiler: SQLCompiler, **_kw: Any) -> str:
+    return "1"
 
 
 def insert(table: Any, dialect_name: str) -> Any:

@@ -34,6 +34,7 @@ from celery_durable.store.base import (
 )
 from celery_durable.store.changes import Change, FencedChange
 from celery_durable.store.claims import Claims
+from celery_durable.store.dialect import unhurried_commit
 from celery_durable.store.journal import JournalRows
 from celery_durable.store.outbox import enqueue
 from celery_durable.store.prepared import Prepared
@@ -194,7 +195,8 @@ class Runs:
         context, executions = self._context, self._executions
         return (
             update(executions)
-            .where(context.fenced_given())
+            # Lost in a crash of the database, it would be told again, which every outcome may be.
+            .where(context.fenced_given(), unhurried_commit())
             .values(
                 status=given(executions, "status"),
                 wake_at=None,

@@ -666,3 +666,32 @@ def test_every_statement_is_compiled_once(store):
     statements.during(lambda: live(store, "second"))
 
     assert statements.compiled == []
+
+
+NOTE_COMMITS = """
+CREATE TABLE commits (setting text);
+CREATE FUNCTION note_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN INSERT INTO commits VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER note_commit AFTER INSERT OR UPDATE ON durable_executions
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note_commit();
+"""
+FORGET_COMMITS = "DROP TABLE commits; DROP FUNCTION note_commit() CASCADE"
+
+
+def test_the_last_write_of_a_task_does_not_wait_for_the_disk_and_every_other_one_does(postgres_url):
+    """Lost in a crash of the database, it is told again; a lost claim, step or outcome is not made good."""
+    store = Store(postgres_url, namespace="proj")
+    with store.database.transaction() as connection:
+        connection.exec_driver_sql(NOTE_COMMITS)
+    try:
+        key = claimed(store).key
+        assert store.runs.record(key, [step(1)])
+        assert store.runs.end(key, Outcome(OutcomeKind.VALUE), TTL)
+        assert store.runs.finish(key, Status.SUCCEEDED)
+        with store.database.statements() as connection:
+            settings = connection.exec_driver_sql("SELECT setting FROM commits").scalars().all()
+    finally:
+        with store.database.transaction() as connection:
+            connection.exec_driver_sql(FORGET_COMMITS)
+
+    assert settings == ["on", "on", "on", "off"]
