@@ -7,6 +7,8 @@ of the environment makes a release of it that differs:
     FEATURES_WITHOUT   a task that this release no longer has
     FEATURES_NARROW    this release no longer knows the serializer of its own
     FEATURES_LIMIT     sends of a wake after which a message that no worker understands is a failure
+    FEATURES_ROUTES    it has quorum queues behind exchanges of its own, and one that all workers hear
+    FEATURES_SECURITY  a folder with key.pem and certificate.crt, which sign its messages
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import Any
 
 from billiard import current_process
 from celery import Celery, chain, chord, group, signals
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
 from kombu.serialization import register
 
 from celery_durable import Durable, DurableTask, current_lease, sleep, step
@@ -53,6 +57,26 @@ else:
     app.conf.accept_content = ["json"]
 if "FEATURES_LIMIT" in os.environ:
     unread.UNREAD_LIMIT = int(os.environ["FEATURES_LIMIT"])
+
+if os.environ.get("FEATURES_ROUTES"):
+    _quorum = {"queue_arguments": {"x-queue-type": "quorum"}}
+    app.conf.task_queues = [
+        Queue(NAME, Exchange(NAME, type="topic"), routing_key=NAME, **_quorum),
+        Queue("europe", Exchange("regions", type="topic"), routing_key="eu.#", **_quorum),
+        Queue("express", Exchange("lanes", type="direct"), routing_key="fast", **_quorum),
+        Broadcast("everywhere"),
+    ]
+if folder := os.environ.get("FEATURES_SECURITY"):
+    app.conf.update(
+        task_serializer="auth",
+        event_serializer="auth",
+        accept_content=["auth"],
+        result_accept_content=["json"],
+        security_key=f"{folder}/key.pem",
+        security_certificate=f"{folder}/certificate.crt",
+        security_cert_store=f"{folder}/*.crt",
+    )
+    app.setup_security()
 
 
 def did(task_id: str, what: str, value: Any = None) -> Any:
@@ -323,10 +347,10 @@ def tracked(self: Any) -> str:
 
 
 @app.task(base=DurableTask, bind=True, rate_limit="2/s")
-def limited(self: Any) -> str:
-    did(self.request.id, "body")
-    sleep(1.1)
-    return "limited"
+def limited(self: Any, about: str) -> str:
+    did(about, "body")
+    sleep(600)
+    return did(about, "awake", "limited")
 
 
 if not os.environ.get("FEATURES_NARROW"):

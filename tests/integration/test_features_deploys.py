@@ -10,7 +10,7 @@ from celery.exceptions import ChordError, NotRegistered
 from kombu.exceptions import DecodeError
 
 from celery_durable.records import Due
-from tests.integration.features_support import PROJECT, seen, send_copies
+from tests.integration.features_support import PROJECT, Copies, seen
 from tests.integration.support import row, wait_for_status, wait_until_asleep
 from tests.nodes import Bench, Worker, on
 
@@ -108,7 +108,7 @@ class TestUnreadable:
         before = row(bench, asleep.id)
         bench.witness.saw("brittle", "breaks")
         fresh = t.quick.apply_async((t.Brittle(),), serializer="pickle")
-        send_copies(bench, asleep.id)
+        Copies(bench, asleep.id).send()
         cancelled.revoke()
         make_due(bench, woken)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.integration.features_support import BOTH, features_bench, seen
+from tests.integration.features_support import BOTH, features_bench, requests_of, seen
 from tests.integration.support import row, wait_for_status, wait_until_asleep
 from tests.nodes import Bench, Servers
 
@@ -24,12 +23,6 @@ def bench(
     settings: dict[str, Any] = {"accept_content": ACCEPTED, "task_queue_max_priority": 9}
     with features_bench(request.param, servers, folder, queues="features,special", **settings) as bench:
         yield bench
-
-
-def requests_of(bench: Bench, task_id: str) -> list[dict[str, Any]]:
-    """What each run of a task saw of its request."""
-    lines = (bench.folder / f"requests-{task_id}").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 class TestEverythingAtOnce:
