@@ -49,15 +49,21 @@ class Context:
     def now(self, seconds: float | ColumnElement[float] = 0.0) -> Any:
         """The database's time, plus some seconds."""
         if self.stopped_at:
-            return shifted(literal(self.stopped_at[0], UtcDateTime()), seconds)
+            stopped = bindparam("stopped", unique=True, type_=UtcDateTime(), callable_=self._stopped)
+            return shifted(stopped, seconds)
         if isinstance(seconds, (int, float)):
             return now_plus(literal(min(float(seconds) + self.time_offset[0], MOST_SECONDS)))
         return now_plus(seconds + self.time_offset[0])
 
+    def _stopped(self) -> datetime:
+        return self.stopped_at[0]
+
     @property
-    def is_in_real_time(self) -> bool:
-        """Whether no test travels in time."""
-        return not self.stopped_at and not self.time_offset[0]
+    def clock_name(self) -> str | None:
+        """What ``now`` is made of: a statement with it can be kept. None: a time that is in its text."""
+        if self.stopped_at:
+            return "stopped"
+        return None if self.time_offset[0] else "database"
 
     def nearer(self, due: Due = _AT_ONCE) -> None:
         """Hint that a row with this due time was committed. Called outside any transaction."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from sqlalchemy import Column, MetaData, String, Table
 
 from celery_durable.store.store import Store
 
@@ -22,7 +25,7 @@ def store_in_memory(*, namespace: str, prefix: str) -> Iterator[Store]:
     idle = _idle.setdefault((namespace, prefix), [])
     store = idle.pop() if idle else Store("sqlite://", namespace=namespace, prefix=prefix)
     if prefix not in _empty:
-        store.upgrade()
+        _create_tables(store)
         _empty[prefix] = sqlite3.connect(":memory:", check_same_thread=False)
         _connection(store).backup(_empty[prefix])
     _empty[prefix].backup(_connection(store))
@@ -31,6 +34,21 @@ def store_in_memory(*, namespace: str, prefix: str) -> Iterator[Store]:
     finally:
         store.stopped_at.clear()
         idle.append(store)
+
+
+def _create_tables(store: Store) -> None:
+    """What the migrations would come to. To import Alembic would take the longest part of a first test."""
+    schema = store.context.schema
+    versions = Table(schema.version_table, MetaData(), Column("version_num", String(32), nullable=False))
+    with store.database.transaction() as connection:
+        schema.metadata.create_all(connection)
+        versions.create(connection)
+        connection.execute(versions.insert().values(version_num=_newest_version()))
+
+
+def _newest_version() -> str:
+    names = (path.name for path in (Path(__file__).parent / "migrations" / "versions").glob("[0-9]*.py"))
+    return max(names).partition("_")[0]
 
 
 def _connection(store: Store) -> sqlite3.Connection:

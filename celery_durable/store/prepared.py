@@ -25,14 +25,14 @@ Convert = Callable[[Any], Any]
 class Prepared:
     """One statement with named values (``bindparam``).
 
-    ``build`` makes it, and may be called again: where tests travel in time, the time is a part of the text.
+    ``build`` makes it, and may be called again: where tests travel in time, it may be a part of the text.
     """
 
     def __init__(self, context: Context, build: Callable[[], Any]) -> None:
         self._context = context
         self._build = build
-        # Two threads that come first together compile it twice, which does no harm.
-        self._compiled: _Compiled | None = None
+        # By the clock. Two threads that come first together compile it twice, which does no harm.
+        self._compiled: dict[str, _Compiled] = {}
 
     def first(self, connection: Connection, values: Mapping[str, Any]) -> Row | None:
         """The first row that it returns."""
@@ -50,11 +50,13 @@ class Prepared:
         return found
 
     def _compiled_for(self, connection: Connection) -> _Compiled:
-        if not self._context.is_in_real_time:
-            return _Compiled.of(self._build(), connection.dialect)
-        if self._compiled is None:
-            self._compiled = _Compiled.of(self._build(), connection.dialect)
-        return self._compiled
+        clock = self._context.clock_name
+        compiled = None if clock is None else self._compiled.get(clock)
+        if compiled is None:
+            compiled = _Compiled.of(self._build(), connection.dialect)
+            if clock is not None:
+                self._compiled[clock] = compiled
+        return compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class _Compiled:
     text: str
     #: The values that are a part of the statement.
     constants: dict[str, Any]
+    #: Those that are asked for anew each time.
+    current: tuple[tuple[str, Callable[[], Any]], ...]
     #: The order of the values where the driver counts them; None where it names them.
     order: tuple[str, ...] | None
     binds: tuple[tuple[str, Convert], ...]
@@ -72,17 +76,22 @@ class _Compiled:
     @classmethod
     def of(cls, statement: Any, dialect: Dialect) -> _Compiled:
         compiled: SQLCompiler = statement.compile(dialect=dialect)
-        constants, binds = {}, []
+        constants, current, binds = {}, [], []
         for name, value in compiled.params.items():
             bind = compiled.binds[name]
             convert = _bind_of(bind.type, dialect)
-            if not bind.required:
+            if bind.callable is not None:
+                current.append((name, bind.callable))
+                if convert is not None:
+                    binds.append((name, convert))
+            elif not bind.required:
                 constants[name] = value if convert is None else convert(value)
             elif convert is not None:
                 binds.append((name, convert))
         return cls(
             compiled.string,
             constants,
+            tuple(current),
             None if compiled.positiontup is None else tuple(compiled.positiontup),
             tuple(binds),
             tuple((column.key, _result_of(column.type, dialect)) for column in statement.exported_columns),
@@ -90,6 +99,8 @@ class _Compiled:
 
     def run(self, connection: Connection, values: Mapping[str, Any]) -> Any:
         given = {**self.constants, **values}
+        for name, ask in self.current:
+            given[name] = ask()
         for name, convert in self.binds:
             given[name] = convert(given[name])
         parameters: Any = given if self.order is None else tuple(given[name] for name in self.order)
