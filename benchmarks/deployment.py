@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from benchmarks import project
 from benchmarks.databases import Database, PostgresDatabase, SqliteDatabase
-from benchmarks.marks import VARIABLE, Marks
+from benchmarks.marks import STALLED_AFTER, VARIABLE, Marks
 from tests.nodes import Beat, Servers, Worker, guard, wait_for
 from tests.nodes.folders import new_folder
 from tests.nodes.process import inherited_environment
@@ -205,11 +205,10 @@ class Site:
 
     def settle(self) -> bool:
         """Wait until no row is being worked on. Whether there was one."""
-        waited = False
-        while self.database.unsettled():
-            waited = True
-            time.sleep(0.01)
-        return waited
+        if not self.database.unsettled():
+            return False
+        wait_for(lambda: not self.database.unsettled(), STALLED_AFTER, "every row has ended")
+        return True
 
     def parked(self, task: str, *args: Any, queue: str = DEFAULT_QUEUE) -> str:
         """Have the worker park one task; return its id.

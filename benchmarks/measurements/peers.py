@@ -64,7 +64,7 @@ def burst_peer(lab: Lab, kind: Kind) -> Iterator[Row]:
             f"burst_{NAMES[kind].lower()}",
             f"{count:,} due at one instant, finished ÷ {NAMES[kind]}",
             ("durable, RabbitMQ", lambda: burst_rate(site, count)),
-            (NAMES[kind], lambda: peer.burst(count, tuned=kind is not DBOS, per_second=parks)),
+            (NAMES[kind], lambda: peer.burst(count, tuned=kind is not DBOS, parks=parks)),
             goal=more_than(1) if kind in (DBOS, ABSURD) else None,
         )
 
