@@ -16,7 +16,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, text, update
 
 from celery_durable.records import Due, Kind, Outcome, OutcomeKind, Status
 from celery_durable.store.base import Context, outcome_to_text
@@ -25,6 +25,11 @@ from celery_durable.store.filters import Filter, condition
 
 #: The most rows of one transaction: nobody waits longer for a row than these take.
 CHUNK = 1000
+#: The same of a move, which is one statement that finds its rows in two ranges of an index.
+MOVE_CHUNK = 5000
+
+#: PostgreSQL expects a handful of rows of a list of ids, and would go through all of them for each one.
+_NO_LOOPS = text("SELECT set_config('enable_nestloop', 'off', true)")
 
 _Answer = TypeVar("_Answer")
 #: Takes locked rows, in the order of their ids; answers by id for those that it changed.
@@ -198,13 +203,79 @@ class Verdicts:
         if not relative and due.at is None:
             due = Due(at=self._instant(due))
         moved: dict[str, datetime] = {}
-        for chunk in _chunks(task_ids):
-            moved |= self._apply(
-                chunk, wanted, lambda c, rows: self._move(c, rows, due), in_order=only is not None
+        in_order = only is not None
+        for chunk in _chunks(task_ids, MOVE_CHUNK):
+            done = self._move_at_once(chunk, wanted, due, in_order)
+            moved |= done | self._apply_to_rest(
+                chunk, done, wanted, lambda c, rows: self._move(c, rows, due), in_order
             )
         if moved:
             self._context.nearer(Due(at=min(moved.values())))
         return moved
+
+    def _move_at_once(
+        self, task_ids: Sequence[str], wanted: ColumnElement[bool], due: Due, in_order: bool
+    ) -> dict[str, datetime]:
+        """Lock rows and move them and their sleeps, by one statement where the database can do that."""
+        if self._context.database.is_sqlite or len(task_ids) == 1:
+            return self._on_locked(task_ids, wanted, lambda c, rows: self._move(c, rows, due), in_order)
+        with self._context.database.transaction() as connection:
+            connection.execute(_NO_LOOPS)
+            moved = connection.execute(self._moving(task_ids, wanted, due, in_order))
+            return {row.task_id: row.wake_at for row in moved}
+
+    def _moving(self, task_ids: Sequence[str], wanted: ColumnElement[bool], due: Due, in_order: bool) -> Any:
+        context, executions, journal = self._context, self._executions, self._journal
+        before = executions.alias("before")
+        locked = (
+            select(executions.c.task_id, executions.c.status, executions.c.token)
+            .where(self._among(executions, task_ids, in_order), wanted)
+            .with_for_update(skip_locked=True)
+            .cte("locked")
+        )
+        # The statement sees the journal as it was when it began. A task that has run between that and the
+        # lock may have a new sleep by now: it is left to another statement.
+        same = (
+            select(locked.c.task_id, locked.c.status)
+            .join(before, and_(context.mine(before, locked.c.task_id), before.c.token == locked.c.token))
+            .where(self._among(before, task_ids, in_order))
+            .cte("same")
+        )
+        last = (
+            select(journal.c.task_id, func.max(journal.c.position).label("position"))
+            .join(same, journal.c.task_id == same.c.task_id)
+            .where(
+                self._among(journal, task_ids, in_order),
+                journal.c.kind == Kind.SLEEP,
+                same.c.status == Status.SLEEPING,
+            )
+            .group_by(journal.c.task_id)
+            .cte("last")
+        )
+        sleeps = (
+            update(journal)
+            .where(
+                self._among(journal, task_ids, in_order),
+                journal.c.task_id == last.c.task_id,
+                journal.c.position == last.c.position,
+                journal.c.due_at.is_not(None),
+            )
+            .values(due_at=due.at or shifted(journal.c.due_at, due.seconds))
+            .returning(journal.c.task_id, journal.c.due_at)
+            .cte("sleeps")
+        )
+        times = (
+            select(same.c.task_id, sleeps.c.due_at)
+            .select_from(same.outerjoin(sleeps, sleeps.c.task_id == same.c.task_id))
+            .cte("times")
+        )
+        own = due.at or self._shifted_wake_at(due.seconds)
+        return (
+            update(executions)
+            .where(self._among(executions, task_ids, in_order), executions.c.task_id == times.c.task_id)
+            .values(wake_at=func.coalesce(times.c.due_at, own), sends=0, updated_at=context.now())
+            .returning(executions.c.task_id, executions.c.wake_at)
+        )
 
     def _instant(self, due: Due) -> datetime:
         with self._context.database.statements() as connection:
@@ -294,10 +365,22 @@ class Verdicts:
     ) -> dict[str, _Answer]:
         """Run a statement on those of the rows that are wanted, each of them locked."""
         done = self._on_locked(task_ids, wanted, statement, in_order)
+        return done | self._apply_to_rest(task_ids, done, wanted, statement, in_order)
+
+    def _apply_to_rest(
+        self,
+        task_ids: Sequence[str],
+        done: dict[str, _Answer],
+        wanted: ColumnElement[bool],
+        statement: _Statement[_Answer],
+        in_order: bool,
+    ) -> dict[str, _Answer]:
+        """Wait for the rows that were passed over, one at a time."""
+        answers: dict[str, _Answer] = {}
         if len(task_ids) > 1:
             for task_id in self._wanted([i for i in task_ids if i not in done], wanted, in_order):
-                done |= self._on_locked([task_id], wanted, statement, True)
-        return done
+                answers |= self._on_locked([task_id], wanted, statement, True)
+        return answers
 
     def _on_locked(
         self,
@@ -340,8 +423,8 @@ class Verdicts:
         return and_(among, table.c.task_id.between(task_ids[0], task_ids[-1])) if in_order else among
 
 
-def _chunks(task_ids: Sequence[str]) -> Iterator[list[str]]:
+def _chunks(task_ids: Sequence[str], size: int = CHUNK) -> Iterator[list[str]]:
     """The ids, each once, in pieces of one transaction each."""
     rest = iter(dict.fromkeys(task_ids))
-    while chunk := list(islice(rest, CHUNK)):
+    while chunk := list(islice(rest, size)):
         yield chunk

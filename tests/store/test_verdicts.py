@@ -322,6 +322,37 @@ class TestMove:
         assert moved == {i: at + timedelta(hours=1) for i, at in before.items()} == _times(store, only)
         assert moved == _journaled(store, "sleeper-")
 
+    @pytest.mark.parametrize("relative", [True, False])
+    def test_of_many_each_moves_by_its_own_kind_of_time(self, store: Store, relative: bool) -> None:
+        fall_asleep(store, "asleep", seconds=600.0)
+        fall_asleep(store, "sent", seconds=0.0)
+        send_wake(store, "sent")
+        wait_for_retry(store, "retrying")
+        schedule(store, "scheduled", due_in=600.0)
+        run(store, "running")
+        before = {key: sleep_due_at(store, key) for key in ("asleep", "sent", "retrying")}
+        waits = {key: columns(store, key).wake_at for key in ("retrying", "scheduled", "running")}
+        at = datetime(2031, 5, 6, tzinfo=timezone.utc)
+        due = Due(seconds=HOUR) if relative else Due(at=at)
+        moved = store.verdicts.move(
+            ["asleep", "sent", "retrying", "scheduled", "running", "unknown"], due, relative=relative
+        )
+        hour = timedelta(hours=1)
+        own = {
+            "asleep": before["asleep"] + hour,
+            "sent": before["sent"] + hour,
+            "retrying": waits["retrying"] + hour,
+            "scheduled": waits["scheduled"] + hour,
+        }
+        assert moved == (own if relative else dict.fromkeys(own, at))
+        assert {key: columns(store, key).wake_at for key in own} == moved
+        assert {key: columns(store, key).sends for key in own} == dict.fromkeys(own, 0)
+        assert {key: sleep_due_at(store, key) for key in ("asleep", "sent")} == {
+            key: moved[key] for key in ("asleep", "sent")
+        }
+        assert sleep_due_at(store, "retrying") == before["retrying"]
+        assert columns(store, "running").wake_at == waits["running"]
+
     def test_a_row_that_somebody_holds_keeps_nobody_else_waiting(
         self, postgres_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
