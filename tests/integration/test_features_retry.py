@@ -107,6 +107,8 @@ class TestRetry:
             loses.get(timeout=25)
         for result in (wins, loses):
             assert runs(bench, result.id) == {0: 2, 1: 1, 2: 1}
+            # The end of the sleep, and neither of the retries that come after it.
+            seen(bench, result.id, "task_woken")
             second, third = (bench.witness.sightings(result.id, f"body {n}")[-1].time for n in (1, 2))
             assert third - second >= 2
 
