@@ -16,20 +16,18 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
 
 from celery_durable.records import Due, Kind, Outcome, OutcomeKind, Status
 from celery_durable.store.base import Context, outcome_to_text
 from celery_durable.store.dialect import insert, shifted
 from celery_durable.store.filters import Filter, condition
+from celery_durable.store.moves import NO_LOOPS, among, moving, shifted_wake_at
 
 #: The most rows of one transaction: nobody waits longer for a row than these take.
 CHUNK = 1000
 #: The same of a move, which is one statement that finds its rows in two ranges of an index.
 MOVE_CHUNK = 5000
-
-#: PostgreSQL expects a handful of rows of a list of ids, and would go through all of them for each one.
-_NO_LOOPS = text("SELECT set_config('enable_nestloop', 'off', true)")
 
 _Answer = TypeVar("_Answer")
 #: Takes locked rows, in the order of their ids; answers by id for those that it changed.
@@ -80,7 +78,7 @@ class Verdicts:
         context, executions = self._context, self._executions
         written = connection.execute(
             update(executions)
-            .where(self._among(executions, [row.task_id for row in rows], in_order=True))
+            .where(among(context, executions, [row.task_id for row in rows], in_order=True))
             .values(
                 status=Status.ENDING,
                 outcome=outcome,
@@ -168,7 +166,7 @@ class Verdicts:
         task_ids = [row.task_id for row in rows]
         connection.execute(
             update(executions)
-            .where(self._among(executions, task_ids, in_order=True))
+            .where(among(context, executions, task_ids, in_order=True))
             .values(
                 status=Status.RUNNING,
                 outcome=None,
@@ -220,62 +218,9 @@ class Verdicts:
         if self._context.database.is_sqlite or len(task_ids) == 1:
             return self._on_locked(task_ids, wanted, lambda c, rows: self._move(c, rows, due), in_order)
         with self._context.database.transaction() as connection:
-            connection.execute(_NO_LOOPS)
-            moved = connection.execute(self._moving(task_ids, wanted, due, in_order))
+            connection.execute(NO_LOOPS)
+            moved = connection.execute(moving(self._context, task_ids, wanted, due, in_order))
             return {row.task_id: row.wake_at for row in moved}
-
-    def _moving(self, task_ids: Sequence[str], wanted: ColumnElement[bool], due: Due, in_order: bool) -> Any:
-        context, executions, journal = self._context, self._executions, self._journal
-        before = executions.alias("before")
-        locked = (
-            select(executions.c.task_id, executions.c.status, executions.c.token)
-            .where(self._among(executions, task_ids, in_order), wanted)
-            .with_for_update(skip_locked=True)
-            .cte("locked")
-        )
-        # The statement sees the journal as it was when it began. A task that has run between that and the
-        # lock may have a new sleep by now: it is left to another statement.
-        same = (
-            select(locked.c.task_id, locked.c.status)
-            .join(before, and_(context.mine(before, locked.c.task_id), before.c.token == locked.c.token))
-            .where(self._among(before, task_ids, in_order))
-            .cte("same")
-        )
-        last = (
-            select(journal.c.task_id, func.max(journal.c.position).label("position"))
-            .join(same, journal.c.task_id == same.c.task_id)
-            .where(
-                self._among(journal, task_ids, in_order),
-                journal.c.kind == Kind.SLEEP,
-                same.c.status == Status.SLEEPING,
-            )
-            .group_by(journal.c.task_id)
-            .cte("last")
-        )
-        sleeps = (
-            update(journal)
-            .where(
-                self._among(journal, task_ids, in_order),
-                journal.c.task_id == last.c.task_id,
-                journal.c.position == last.c.position,
-                journal.c.due_at.is_not(None),
-            )
-            .values(due_at=due.at or shifted(journal.c.due_at, due.seconds))
-            .returning(journal.c.task_id, journal.c.due_at)
-            .cte("sleeps")
-        )
-        times = (
-            select(same.c.task_id, sleeps.c.due_at)
-            .select_from(same.outerjoin(sleeps, sleeps.c.task_id == same.c.task_id))
-            .cte("times")
-        )
-        own = due.at or self._shifted_wake_at(due.seconds)
-        return (
-            update(executions)
-            .where(self._among(executions, task_ids, in_order), executions.c.task_id == times.c.task_id)
-            .values(wake_at=func.coalesce(times.c.due_at, own), sends=0, updated_at=context.now())
-            .returning(executions.c.task_id, executions.c.wake_at)
-        )
 
     def _instant(self, due: Due) -> datetime:
         with self._context.database.statements() as connection:
@@ -291,7 +236,9 @@ class Verdicts:
             sleepers = [task_id for task_id in asleep if task_id in moved]
             self._set_wake_at(connection, sleepers, due.at or self._open_sleep())
         if others:
-            moved |= self._set_wake_at(connection, others, due.at or self._shifted_wake_at(due.seconds))
+            moved |= self._set_wake_at(
+                connection, others, due.at or shifted_wake_at(self._context, due.seconds)
+            )
         return moved
 
     def _move_sleeps(self, connection: Connection, task_ids: Sequence[str], due: Due) -> dict[str, datetime]:
@@ -310,7 +257,7 @@ class Verdicts:
         written = connection.execute(
             update(journal)
             .where(
-                self._among(journal, task_ids, in_order=True),
+                among(self._context, journal, task_ids, in_order=True),
                 journal.c.position == last,
                 journal.c.due_at.is_not(None),
             )
@@ -334,20 +281,13 @@ class Verdicts:
             .scalar_subquery()
         )
 
-    def _shifted_wake_at(self, seconds: float) -> Any:
-        """What waits without a sleep has its time in ``wake_at`` only: once a wake is on its way, that is
-        the time of the next one, and its own was about now."""
-        executions, context = self._executions, self._context
-        is_sent = and_(executions.c.sends > 0, executions.c.wake_at > context.now())
-        return shifted(case((is_sent, context.now()), else_=executions.c.wake_at), seconds)
-
     def _set_wake_at(
         self, connection: Connection, task_ids: Sequence[str], instant: Any
     ) -> dict[str, datetime]:
         executions = self._executions
         written = connection.execute(
             update(executions)
-            .where(self._among(executions, task_ids, in_order=True))
+            .where(among(self._context, executions, task_ids, in_order=True))
             .values(wake_at=instant, sends=0, updated_at=self._context.now())
             .returning(executions.c.task_id, executions.c.wake_at)
         )
@@ -393,7 +333,7 @@ class Verdicts:
         with self._context.database.transaction() as connection:
             rows = connection.execute(
                 select(executions.c.task_id, executions.c.status)
-                .where(self._among(executions, task_ids, in_order), wanted)
+                .where(among(self._context, executions, task_ids, in_order), wanted)
                 .order_by(executions.c.task_id)
                 .with_for_update(skip_locked=len(task_ids) > 1)
             ).all()
@@ -405,22 +345,14 @@ class Verdicts:
         executions = self._executions
         with self._context.database.statements() as connection:
             found = connection.execute(
-                select(executions.c.task_id).where(self._among(executions, task_ids, in_order), wanted)
+                select(executions.c.task_id).where(
+                    among(self._context, executions, task_ids, in_order), wanted
+                )
             )
             return found.scalars().all()
 
     def _chosen(self, only: Filter | None) -> tuple[ColumnElement[bool], ...]:
         return () if only is None else (condition(self._context, only),)
-
-    def _among(self, table: Any, task_ids: Sequence[str], in_order: bool) -> ColumnElement[bool]:
-        """The rows of these tasks. ``in_order``: the ids come in the database's own order.
-
-        Then a range of the primary key is said as well: without it, and without fresh statistics,
-        PostgreSQL reads the whole namespace for each list of ids.
-        """
-        context = self._context
-        among = and_(table.c.namespace == context.namespace, context.among(table.c.task_id, task_ids))
-        return and_(among, table.c.task_id.between(task_ids[0], task_ids[-1])) if in_order else among
 
 
 def _chunks(task_ids: Sequence[str], size: int = CHUNK) -> Iterator[list[str]]:
