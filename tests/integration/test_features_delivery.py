@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
+import redis
 from celery.exceptions import TaskRevokedError
 
 from celery_durable import NotDurable
@@ -180,3 +182,26 @@ class TestCalledAsAFunction:
         for canvas in (nap.map([1]), nap.starmap([(1, 1)]), nap.chunks([(1, 1)], 1)):
             with pytest.raises(NotDurable):
                 canvas.apply_async().get(timeout=20)
+
+
+class TestLanes:
+    def test_a_wake_lands_where_a_plain_message_of_its_priority_does(self, bench: Bench) -> None:
+        t, control = bench.project, bench.app().control
+        results: list[Any] = []
+        for priority in (0, 4, 9):
+            waiting = t.quick.apply_async((priority,), countdown=600, queue="durable-lane", priority=priority)
+            bench.app().durable.wake(waiting.id)
+            results += [waiting, t.plain.apply_async((priority,), queue="plain-lane", priority=priority)]
+        with redis.Redis.from_url(bench.broker.url or "", decode_responses=True) as client:
+
+            def lanes(queue: str) -> dict[str, int]:
+                keys = client.scan_iter(f"{queue}*", _type="list")
+                return {key.removeprefix(queue): client.llen(key) for key in keys}
+
+            assert len(lanes("plain-lane")) == 3
+            bench.wait_for(lambda: lanes("durable-lane") == lanes("plain-lane"))
+        for queue in ("durable-lane", "plain-lane"):
+            control.add_consumer(
+                queue, destination=[bench.processes[0].hostname], reply=True, timeout=5, limit=1
+            )
+        assert [result.get(timeout=20) for result in results] == [0, 0, 4, 4, 9, 9]
