@@ -24,7 +24,6 @@ from celery_durable.store.dialect import UtcDateTime
 from celery_durable.texts import ID_LENGTH
 
 
-
 @dataclass(frozen=True)
 class Schema:
     """The tables under one prefix."""
