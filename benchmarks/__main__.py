@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     if options.list:
         print("\n".join(entry.name for entry in CATALOGUE))
         return 0
-    chosen = _chosen(options.only, peers=not (options.quick or options.no_peers))
+    chosen = _chosen(options)
     where, began = machine(), time.monotonic()
     lab = Lab(quick=options.quick)
     results, failed = _measure(chosen, lab)
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round, fewer tasks, no peers")
+    parser.add_argument("--quick", action="store_true", help="one round, fewer tasks, the quick ones only")
     parser.add_argument("--no-peers", action="store_true", help="install and measure no other package")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these only; the start of a name will do")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure under its stable name")
@@ -65,12 +65,13 @@ def _soak(arguments: list[str]) -> int:
     return int(soak.main(arguments) or 0)
 
 
-def _chosen(only: list[str] | None, *, peers: bool) -> list[Measurement]:
-    if only is None:
-        return [entry for entry in CATALOGUE if peers or not entry.peer]
-    chosen = [entry for entry in CATALOGUE if entry.name.startswith(tuple(only))]
+def _chosen(options: argparse.Namespace) -> list[Measurement]:
+    entries = [entry for entry in CATALOGUE if not (entry.peer and options.no_peers)]
+    if options.only is None:
+        return [entry for entry in entries if entry.quick or not options.quick]
+    chosen = [entry for entry in entries if entry.name.startswith(tuple(options.only))]
     if not chosen:
-        raise SystemExit(f"none of these is measured: {' '.join(only)} (see --list)")
+        raise SystemExit(f"none of these is measured: {' '.join(options.only)} (see --list)")
     return chosen
 
 

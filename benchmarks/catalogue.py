@@ -18,16 +18,19 @@ QUEUES = (DBOS, ABSURD, PGQUEUER, PROCRASTINATE)
 class Measurement:
     """One entry of the catalogue.
 
-    ``peer``: needs a package that the benchmark installs, and is left out of a quick run.
+    ``peer``: needs a package that the benchmark installs. ``quick``: part of a quick run.
     """
 
     name: str
     measure: Callable[[Lab], Iterable[Row]]
     peer: bool = False
+    quick: bool = True
 
 
 def _of_peer(what: str, kind: Kind, measure: Callable[[Lab, Kind], Iterable[Row]]) -> Measurement:
-    return Measurement(f"peer-{what}-{NAMES[kind].lower()}", lambda lab: measure(lab, kind), peer=True)
+    return Measurement(
+        f"peer-{what}-{NAMES[kind].lower()}", lambda lab: measure(lab, kind), peer=True, quick=False
+    )
 
 
 CATALOGUE: tuple[Measurement, ...] = (
@@ -36,26 +39,28 @@ CATALOGUE: tuple[Measurement, ...] = (
     Measurement("commits", throughput.commits),
     Measurement("park-redis", lambda lab: throughput.park(lab, "redis")),
     Measurement("burst-redis", lambda lab: waking.burst(lab, "redis")),
-    Measurement("burst-crowded", waking.crowded_burst),
+    Measurement("burst-crowded", waking.crowded_burst, quick=False),
     Measurement("lateness-redis", lambda lab: waking.lateness(lab, "redis")),
     Measurement("replay", replay.replay),
     Measurement("countdown", sending.countdown),
     Measurement("dispatch-redis", lambda lab: sending.dispatch(lab, "redis")),
     Measurement("idle-scheduler", standing.idle_scheduler),
-    Measurement("worker-memory", standing.worker_memory),
-    Measurement("leases", standing.leases),
+    Measurement("worker-memory", standing.worker_memory, quick=False),
+    Measurement("leases", standing.leases, quick=False),
     Measurement("noop-rabbitmq", lambda lab: throughput.noop(lab, "rabbitmq", at_least(0.5))),
-    Measurement("step-rabbitmq", lambda lab: throughput.one_step(lab, "rabbitmq")),
-    Measurement("park-rabbitmq", lambda lab: throughput.park(lab, "rabbitmq")),
+    Measurement("step-rabbitmq", lambda lab: throughput.one_step(lab, "rabbitmq"), quick=False),
+    Measurement("park-rabbitmq", lambda lab: throughput.park(lab, "rabbitmq"), quick=False),
     Measurement("burst-rabbitmq", lambda lab: waking.burst(lab, "rabbitmq")),
-    Measurement("lateness-rabbitmq", lambda lab: waking.lateness(lab, "rabbitmq")),
+    Measurement("lateness-rabbitmq", lambda lab: waking.lateness(lab, "rabbitmq"), quick=False),
     Measurement("dispatch-rabbitmq", lambda lab: sending.dispatch(lab, "rabbitmq")),
     Measurement("noop-embedded", lambda lab: throughput.noop(lab, "embedded", at_least(0.5))),
-    Measurement("peer-step-dbos", peers.step_dbos, peer=True),
-    Measurement("peer-park-absurd", peers.park_absurd, peer=True),
-    Measurement("peer-celery-eta-redis", lambda lab: peers.celery_eta(lab, "redis"), peer=True),
-    Measurement("peer-dispatch-django-beat", peers.dispatch_django_beat, peer=True),
-    Measurement("peer-celery-eta-rabbitmq", lambda lab: peers.celery_eta(lab, "rabbitmq"), peer=True),
+    Measurement("peer-step-dbos", peers.step_dbos, peer=True, quick=False),
+    Measurement("peer-park-absurd", peers.park_absurd, peer=True, quick=False),
+    Measurement("peer-celery-eta-redis", lambda lab: peers.celery_eta(lab, "redis"), peer=True, quick=False),
+    Measurement("peer-dispatch-django-beat", peers.dispatch_django_beat, peer=True, quick=False),
+    Measurement(
+        "peer-celery-eta-rabbitmq", lambda lab: peers.celery_eta(lab, "rabbitmq"), peer=True, quick=False
+    ),
     *(_of_peer("burst", kind, peers.burst_peer) for kind in QUEUES),
     *(_of_peer("lateness", kind, peers.lateness_peer) for kind in QUEUES),
 )

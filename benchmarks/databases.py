@@ -11,9 +11,6 @@ import psycopg
 
 from tests.nodes import PostgresServer
 
-#: Seconds after which an idle PostgreSQL connection has told its statistics.
-STATISTICS_DELAY = 11.0
-
 _UNSETTLED = """
     SELECT count(*) FROM durable_executions
     WHERE namespace = 'bench' AND wake_at < clock_timestamp() + interval '1 hour'
@@ -62,10 +59,15 @@ class PostgresDatabase:
         self.url = server.url(self.name)
         if log_statements:
             server.execute(f"ALTER DATABASE {self.name} SET log_statement = 'all'")
-        self._connection = psycopg.connect(server.url(self.name, "postgresql"), autocommit=True)
-        # What the benchmark asks is not to be counted.
         self._asked = 0
-        self._connection.execute("SET log_statement = 'none'")
+        self._connection = self._connect()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(self._server.url(self.name, "postgresql"), autocommit=True)
+        # What the benchmark asks is not to be counted.
+        connection.execute("SET log_statement = 'none'")
+        self._asked += 1
+        return connection
 
     def unsettled(self) -> int:
         return int(self.ask(_UNSETTLED))
@@ -79,14 +81,22 @@ class PostgresDatabase:
 
     def execute(self, statement: str, arguments: tuple[Any, ...] = ()) -> int:
         """Run a statement; how many rows it touched."""
+        self._asked += 1
         return self._connection.execute(statement.encode(), arguments).rowcount
 
     def commits(self) -> int:
-        """How many transactions others have committed so far, once all connections have told of theirs."""
-        time.sleep(STATISTICS_DELAY)
-        statement = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
-        # Our own connection tells with the others, but for this very question.
-        return int(self.ask(statement)) - self._asked
+        """How many transactions have been committed here so far, without the benchmark's own.
+
+        Connections tell theirs when they end: whoever is to be counted has stopped.
+        """
+        self._connection.close()
+        question = f"SELECT xact_commit FROM pg_stat_database WHERE datname = '{self.name}'"
+        last = -1
+        while (found := int(self._server.execute(question)[0][0])) != last:
+            last = found
+            time.sleep(0.3)
+        self._connection = self._connect()
+        return found - self._asked + 1
 
     def statements(self) -> int:
         """How many statements clients have sent since the server started, where they are logged."""

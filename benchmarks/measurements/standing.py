@@ -15,22 +15,20 @@ from benchmarks.rows import Row, Samples, at_most
 from tests.nodes import LocalProcess, wait_for
 
 MEGABYTE = 1e6
-#: Seconds after which a process that idles has settled.
-SETTLED = 8.0
 
 
 def idle_scheduler(lab: Lab) -> Iterator[Row]:
     """A scheduler with nothing to do, over a table full of sleepers."""
     site = lab.new_site("redis", log_statements=True)
-    sleepers, window = lab.size(1_000_000, 100_000), lab.size(20, 15)
+    sleepers, window, settled = lab.size(1_000_000, 100_000), lab.size(20, 10), lab.size(8, 3)
     site.start_worker()
     pattern = site.parked("wake", "idle", FAR)
     site.stop_worker()
-    empty = lab.repeat(lambda: _beat_memory(site))
+    empty = lab.repeat(lambda: _beat_memory(site, settled))
     site.postgres.clone(pattern, sleepers, due_in=DAY)
-    full = lab.repeat(lambda: _beat_memory(site))
+    full = lab.repeat(lambda: _beat_memory(site, settled))
     beat = site.start_beat()
-    time.sleep(SETTLED)
+    time.sleep(settled)
     windows = [_usage(site, beat, window) for _ in range(lab.rounds)]
     site.stop_beat()
     title = f"{sleepers:,} sleepers, idle scheduler: {{}}"
@@ -131,9 +129,9 @@ def _cpu(process: LocalProcess) -> float:
     return float(times.user + times.system)
 
 
-def _beat_memory(site: Site) -> float:
+def _beat_memory(site: Site, settled: float) -> float:
     beat = site.start_beat()
-    time.sleep(SETTLED)
+    time.sleep(settled)
     memory = _memory(beat)
     site.stop_beat()
     return memory

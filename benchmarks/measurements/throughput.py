@@ -47,12 +47,15 @@ def one_step(lab: Lab, broker: BrokerName) -> Iterator[Row]:
 def commits(lab: Lab) -> Iterator[Row]:
     """What PostgreSQL says it has committed, for each task with one step."""
     site = warm(lab.site("redis"))
-    count = lab.size(*COUNTS["redis"])
-    # Its looks are not the tasks'. The next measurement has one again.
+    count = lab.size(COUNTS["redis"][0], 1500)
+    # The scheduler's looks are not the tasks'. The next measurement has one again.
     site.stop_beat()
+    site.stop_worker()
     before = site.postgres.commits()
+    site.start_worker()
     site.throughput("one_step", count)
-    # Renewals and the first statements of a connection are a handful in all: rounded off.
+    site.stop_worker()
+    # Renewals and what a worker asks at its start are a handful in all: rounded off.
     per_task = round((site.postgres.commits() - before) / count, 1)
     yield Row(
         "step_commits",
