@@ -18,6 +18,14 @@ from tests.nodes.bench import CONF_VARIABLE
 # A worker that declares the 28 queues of the delayed delivery takes its time.
 pytestmark = pytest.mark.timeout(180)
 
+#: How a task is sent, by the exchange and the routing key that it arrives with.
+ROUTES: dict[tuple[str, str], dict[str, str]] = {
+    ("regions", "eu.orders"): {"exchange": "regions", "routing_key": "eu.orders"},
+    ("lanes", "fast"): {"exchange": "lanes", "routing_key": "fast"},
+    # No queue of the configuration: it is made when it is first named.
+    ("", "late"): {"queue": "late"},
+}
+
 
 @pytest.fixture(scope="module")
 def bench(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
@@ -38,37 +46,32 @@ def delayed(bench: Bench) -> int:
 
 
 class TestQuorumQueues:
-    @pytest.mark.parametrize(
-        "route",
-        [
-            {"exchange": "regions", "routing_key": "eu.orders"},
-            {"exchange": "lanes", "routing_key": "fast"},
-            {"queue": "late"},
-        ],
-        ids=["topic", "direct", "not configured"],
-    )
-    def test_the_route_is_kept_through_sleeps_a_retry_and_a_kill(
-        self, bench: Bench, route: dict[str, str]
-    ) -> None:
-        if "queue" in route:
-            hostname = bench.processes[0].hostname
-            bench.app().control.add_consumer(
-                route["queue"], destination=[hostname], reply=True, timeout=5, limit=1
-            )
-        result = bench.project.everything.apply_async(
-            (1,), {"mode": "json"}, priority=3, headers={"custom": [1]}, **route
+    def test_routes_are_kept_through_sleeps_a_retry_and_a_kill(self, bench: Bench) -> None:
+        t = bench.project
+        ten_sleeps = t.many_sleeps.delay(10)
+        bench.app().control.add_consumer(
+            "late", destination=[bench.processes[0].hostname], reply=True, timeout=5, limit=1
         )
-        wait_for_status(bench, result.id, "retrying")
-        assert not delayed(bench)
-        assert result.get(timeout=30) == [1, 7]
-        runs = requests_of(bench, result.id)
-        assert len(runs) == 6
-        places = [run["delivery_info"] for run in runs]
-        assert places == [places[0]] * 6
-        assert places[0]["routing_key"] == route.get("routing_key", "late")
-        assert places[0]["priority"] == 3
-        for run in runs[1:]:
-            assert {**run, "retries": 0, "eta": None} == runs[0]
+        results = [
+            t.everything.apply_async((1,), {"mode": "json"}, priority=3, headers={"custom": [1]}, **route)
+            for route in ROUTES.values()
+        ]
+
+        def all_have_ended() -> bool:
+            assert not delayed(bench)
+            return all(result.ready() for result in results)
+
+        bench.wait_for(all_have_ended, 40, "all have come to their end")
+        for (exchange, key), result in zip(ROUTES, results, strict=True):
+            assert result.get(timeout=40) == [1, 7]
+            first, *others = requests_of(bench, result.id)
+            place = first["delivery_info"]
+            assert (place["exchange"], place["routing_key"], place["priority"]) == (exchange, key, 3)
+            assert len(others) == 5
+            for run in others:
+                assert {**run, "retries": 0, "eta": None} == first
+        assert ten_sleeps.get(timeout=40) == 10
+        seen(bench, ten_sleeps.id, "end")
 
     def test_what_came_by_native_delayed_delivery_goes_on_by_a_plain_publish(self, bench: Bench) -> None:
         nap = bench.project.nap
@@ -82,13 +85,6 @@ class TestQuorumQueues:
         bench.app().durable.wake(result.id)
         assert result.get(timeout=20) == 1
         assert body_runs(bench, result) == 2
-
-    def test_ten_sleeps(self, bench: Bench) -> None:
-        result = bench.project.many_sleeps.delay(10)
-        wait_until_asleep(bench, result)
-        assert not delayed(bench)
-        assert result.get(timeout=40) == 10
-        seen(bench, result.id, "end")
 
 
 class TestBroadcast:
