@@ -32,6 +32,8 @@ class RenewalStore(Protocol):
 
     def renew(self, keys: list[LeaseKey], ttl: float) -> set[LeaseKey]: ...
 
+    def still_held(self, keys: list[LeaseKey]) -> set[LeaseKey]: ...
+
     def lost_to(self, key: LeaseKey) -> Outcome | None: ...
 
 
@@ -147,17 +149,38 @@ class Heartbeats:
             renewed = self._store.renew([beat.lease.key for beat in batch], ttl)
         except Exception as error:  # noqa: BLE001 - whatever it is: the leases live on until their deadlines
             self._report_failure(error)
-            for beat in batch:
-                beat.next_due = self._clock.monotonic() + beat.lease.pace / 4
+            self._try_again(batch)
             return
-        self._report_success()
         margins = [beat.lease.sent_at + ttl - sent_at for beat in batch if beat.lease.key in renewed]
         for beat in batch:
             if beat.lease.key in renewed:
                 self._note_renewed(beat, sent_at)
-            else:
-                self._note_refused(beat)
         self._on_renewed(margins)
+        if self._judge([beat for beat in batch if beat.lease.key not in renewed]):
+            self._report_success()
+
+    def _judge(self, missing: Sequence[Heartbeat]) -> bool:
+        """Of leases that were not renewed: lost are those that their rows do not name any more.
+
+        The row of another is locked by somebody for now. False: the database did not say.
+        """
+        if not missing:
+            return True
+        try:
+            held = self._store.still_held([beat.lease.key for beat in missing])
+        except Exception as error:  # noqa: BLE001 - as above
+            self._report_failure(error)
+            self._try_again(missing)
+            return False
+        self._try_again([beat for beat in missing if beat.lease.key in held])
+        for beat in missing:
+            if beat.lease.key not in held:
+                self._note_refused(beat)
+        return True
+
+    def _try_again(self, batch: Sequence[Heartbeat]) -> None:
+        for beat in batch:
+            beat.next_due = self._clock.monotonic() + beat.lease.pace / 4
 
     def _note_renewed(self, beat: Heartbeat, sent_at: float) -> None:
         with self._lock:

@@ -24,22 +24,51 @@ class Leases:
         self._executions = context.schema.executions
 
     def renew(self, keys: Sequence[LeaseKey], ttl: float) -> set[LeaseKey]:
-        """Move the expiry of many leases to ``ttl`` seconds from now. Returns those that were still held.
+        """Move the expiry of many leases to ``ttl`` seconds from now. Returns those that it has moved.
 
-        A lease that ran out but that nobody has taken is renewed too: nothing was lost by being late.
+        A lease that ran out but that nobody has taken is renewed too: nothing was lost by being late. One
+        whose row somebody else has locked is passed over, so that the others need not wait: ``still_held``
+        tells it from a lost one.
         """
         context, executions = self._context, self._executions
-        held: set[LeaseKey] = set()
+        moved: set[LeaseKey] = set()
         with context.database.statements() as connection:
             for some in _in_parts(keys):
                 renewed = connection.execute(
                     update(executions)
-                    .where(self._held(some))
+                    .where(self._held(some), *self._free(some))
                     .values(wake_at=context.now(ttl))
-                    .returning(executions.c.task_id, executions.c.owner, executions.c.token)
+                    .returning(*self._names)
                 )
-                held.update(LeaseKey(task_id, owner, token) for task_id, owner, token in renewed)
-        return held
+                moved.update(LeaseKey(task_id, owner, token) for task_id, owner, token in renewed)
+        return moved
+
+    def still_held(self, keys: Sequence[LeaseKey]) -> set[LeaseKey]:
+        """Which of these leases their rows still name. Waits for nobody who has locked a row."""
+        found: set[LeaseKey] = set()
+        with self._context.database.statements() as connection:
+            for some in _in_parts(keys):
+                rows = connection.execute(select(*self._names).where(self._held(some)))
+                found.update(LeaseKey(task_id, owner, token) for task_id, owner, token in rows)
+        return found
+
+    @property
+    def _names(self) -> tuple[Any, Any, Any]:
+        executions = self._executions
+        return executions.c.task_id, executions.c.owner, executions.c.token
+
+    def _free(self, keys: Sequence[LeaseKey]) -> list[ColumnElement[bool]]:
+        """What keeps a statement from waiting for rows that others have locked, where that can be."""
+        executions = self._executions
+        if self._context.database.is_sqlite:
+            return []
+        free = (
+            select(executions.c.task_id)
+            .where(self._held(keys))
+            .with_for_update(skip_locked=True, key_share=True)
+            .cte("free")
+        )
+        return [executions.c.task_id.in_(select(free.c.task_id))]
 
     def lost_to(self, key: LeaseKey) -> Outcome | None:
         """The outcome by which a lease was lost, None where another worker took the execution."""

@@ -385,9 +385,9 @@ def test_a_renewal_that_would_wait_for_long_is_cut_off(private_servers):
     store = Store(server.url(), namespace="proj", heartbeat_timeout=0.2)
     store.upgrade()
     key = claimed(store).key
-    # A row that somebody holds, which is how a statement gets to wait.
+    # A table that somebody holds, which is how a statement gets to wait.
     with psycopg.connect(server.url(driver="postgresql")) as holder:
-        holder.execute("SELECT 1 FROM durable_executions FOR UPDATE")
+        holder.execute("LOCK TABLE durable_executions")
         with pytest.raises(StoreUnavailable, match="statement timeout"):
             store.heartbeats.renew([key], 60.0)
     assert store.heartbeats.renew([key], 60.0) == {key}

@@ -6,8 +6,10 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import select, update
 
 from celery_durable.records import Due, LeaseKey, Outcome, OutcomeKind, Status
+from celery_durable.store import Store
 from celery_durable.store.leases import PART
 from tests.store.tables import (
     OTHER,
@@ -38,6 +40,7 @@ def key(store):
 
 WRITES = {
     "renew": lambda store, key: store.leases.renew([key], TTL),
+    "still_held": lambda store, key: store.leases.still_held([key, replace(key, task_id="none")]),
     "renew many": lambda store, key: store.leases.renew([key, replace(key, task_id="none")], TTL),
     "hand_back": lambda store, key: store.leases.hand_back(key),
     "hand_back_many": lambda store, key: store.leases.hand_back_many([key, replace(key, token=99)]),
@@ -187,6 +190,25 @@ def test_the_same_id_in_two_leases_is_renewed_for_the_one_that_holds_it(store, t
     newer = claimed(store, wake(), OTHER).key
 
     assert store.leases.renew([key, newer], TTL) == {newer}
+
+
+def test_a_row_that_somebody_has_locked_holds_up_no_other_lease(postgres_url):
+    store = Store(postgres_url, namespace="proj")
+    store.upgrade()
+    keys = [claimed(store, delivery(f"task-{n}")).key for n in range(4)]
+    gone = replace(keys[0], token=7)
+    executions = store.context.schema.executions
+    with store.database.transaction() as connection:
+        connection.execute(
+            select(executions).where(executions.c.task_id.in_(["task-1", "task-2"])).with_for_update()
+        )
+        assert store.heartbeats.renew([*keys, gone], 600.0) == {keys[0], keys[3]}
+        assert store.heartbeats.renew([keys[1]], 600.0) == set()
+        assert store.heartbeats.still_held([*keys[1:3], gone]) == set(keys[1:3])
+        connection.execute(update(executions).where(executions.c.task_id == "task-2").values(token=2))
+    assert store.heartbeats.renew([*keys[1:3], gone], 600.0) == {keys[1]}
+    assert store.heartbeats.still_held([keys[2], gone]) == set()
+    store.dispose()
 
 
 # -- who took it -----------------------------------------------------------------------------------

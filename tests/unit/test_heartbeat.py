@@ -24,6 +24,7 @@ class Store:
 
     def __init__(self):
         self.taken = set()
+        self.locked = set()
         self.error = None
         self.outcome = None
         self.renewals = []
@@ -35,6 +36,9 @@ class Store:
         self.on_renew()
         if self.error is not None:
             raise self.error
+        return set(keys) - self.taken - self.locked
+
+    def still_held(self, keys):
         return set(keys) - self.taken
 
     def lost_to(self, key):
@@ -289,6 +293,57 @@ def test_a_run_is_told_even_if_it_cannot_be_read_by_whose_hand(start, beats, sto
 
     losses.come_to(1)
     assert losses.told == [(beat.lease, None)]
+
+
+def test_a_row_that_somebody_has_locked_is_no_loss_and_is_tried_again_sooner(
+    start, beats, store, clock, losses, margins
+):
+    locked, free, lost = start("locked"), start("free"), start("lost")
+    store.locked, store.taken = {locked.lease.key}, {lost.lease.key}
+    clock.now = 1_010
+    assert beats.renew_due() == 1_012.5
+    losses.come_to(1)
+    assert (locked.is_running, free.is_running, lost.is_running) == (True, True, False)
+    assert (locked.lease.remaining, free.lease.remaining) == (40, 50)
+    assert margins == [50]
+
+    store.locked.clear()
+    clock.now = 1_012.5
+    beats.renew_due()
+    assert store.renewed_ids[-1] == ["locked"]
+    assert locked.lease.remaining == 50
+
+
+def test_a_row_that_stays_locked_is_a_renewal_that_timed_out(start, beats, store, clock, losses):
+    beat = start()
+    store.locked = {beat.lease.key}
+    while clock.now < beat.lease.deadline:
+        assert not beat.lease.lost
+        clock.now = min(beats.renew_due(), beat.lease.deadline)
+    beats.renew_due()
+
+    losses.come_to(1)
+    assert isinstance(beat.lease.loss, LeaseRenewalTimedOut)
+
+
+def test_what_was_not_renewed_is_no_loss_while_the_database_does_not_say_why(
+    start, beats, store, clock, losses, caplog
+):
+    """The database goes away between the two statements."""
+    locked, free, lost = start("locked"), start("free"), start("lost")
+    store.locked, store.taken = {locked.lease.key}, {lost.lease.key}
+    answer, store.still_held = store.still_held, lambda keys: 1 // 0
+    clock.now = 1_010
+    assert beats.renew_due() == 1_012.5
+    assert (locked.lease.remaining, free.lease.remaining, lost.lease.remaining) == (40, 50, 40)
+    assert caplog.text.count("will try again") == 1
+
+    store.still_held = answer
+    clock.now = 1_012.5
+    beats.renew_due()
+    losses.come_to(1)
+    assert losses.told == [(lost.lease, None)]
+    assert locked.is_running
 
 
 def test_an_error_is_no_loss_and_is_tried_again_sooner(start, beats, store, clock, losses):
