@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -397,6 +399,25 @@ class TestProxy:
                 client.ping()
         proxy.heal()
         assert client.ping()
+
+    def test_a_connection_that_is_being_made_is_refused_too(
+        self, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connect, is_asked, may_go_on = asyncio.open_connection, threading.Event(), threading.Event()
+
+        async def connect_slowly(*target: object) -> object:
+            is_asked.set()
+            while not may_go_on.is_set():
+                await asyncio.sleep(0.001)
+            return await connect(*target)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(asyncio, "open_connection", connect_slowly)
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as connection:
+            assert is_asked.wait(5)
+            proxy.refuse()
+            may_go_on.set()
+            with pytest.raises(ConnectionResetError):
+                connection.recv(1)
 
     def test_it_cuts_after_some_bytes(self, client: redis.Redis, proxy: FaultProxy) -> None:
         client.set("big", b"x" * 1000)

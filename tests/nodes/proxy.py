@@ -63,6 +63,7 @@ class FaultProxy:
             return
         self._run(self._stop_listening())
         self._run(self._reset_links())
+        self._run(self._wait_for_links())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -150,6 +151,12 @@ class FaultProxy:
         for link in list(self._links):
             link.reset()
 
+    async def _wait_for_links(self) -> None:
+        """A loop that is closed under a link leaves a complaint on the terminal."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=5)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             server_reader, server_writer = await asyncio.open_connection(*self._target)
@@ -157,6 +164,10 @@ class FaultProxy:
             _reset(writer)
             return
         link = _Link(self.faults, writer, server_writer)
+        if self._server is None:
+            # Refused while it was being made: nobody else knows of it.
+            link.reset()
+            return
         self._links.add(link)
         try:
             await link.run(reader, server_reader)
