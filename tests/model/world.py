@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, or_, select
+from sqlalchemy import Connection, delete, func, or_, select
 
 from celery_durable.records import (
     Claim,
@@ -21,11 +21,14 @@ from celery_durable.records import (
 )
 from celery_durable.store import Store
 from celery_durable.store.base import outcome_from_text
+from tests.model.looks import Looks
 from tests.model.programs import STATUS_OF, Program
 
 TTL = 60.0
 MAX_CRASHES = 3
 RESEND = 120.0
+#: The database's clock stands still but for what moves it: an example is the same on a slow machine.
+BEGINNING = datetime(2030, 1, 1, tzinfo=timezone.utc)
 LIVE = (*Status.LIVE, Status.OUTBOX)
 
 
@@ -75,24 +78,11 @@ class World:
         #: As the last check has found them.
         self.statuses: dict[str, str] = {}
         self._numbers: defaultdict[str, int] = defaultdict(int)
-        # Made once: to put statements together takes longer than to run them.
-        executions, journal = self.executions.c, self.journal.c
-        task_id = bindparam("task_id")
-        self._one_row = select(self.executions).where(executions.task_id == task_id)
-        self._one_journal = select(self.journal).where(journal.task_id == task_id).order_by(journal.position)
-        self._all_rows = select(
-            executions.task_id,
-            executions.status,
-            executions.token,
-            executions.owner,
-            executions.wake_at,
-            executions.crashes,
-            executions.outcome,
-        ).order_by(executions.task_id)
+        self._looks = Looks(store)
         self.clear()
 
     def clear(self) -> None:
-        self.store.time_offset[0] = 0.0
+        self.store.stopped_at[:] = [BEGINNING]
         with self.store.database.transaction() as connection:
             connection.execute(delete(self.journal))
             connection.execute(delete(self.executions))
@@ -103,24 +93,26 @@ class World:
         return self._numbers[what]
 
     def skip(self, seconds: float) -> None:
-        self.store.time_offset[0] += seconds
+        self.store.stopped_at[0] += timedelta(seconds=seconds)
 
     # -- looking ---------------------------------------------------------------------------------
 
     def now(self) -> datetime:
-        now: datetime = self.store.now()
-        return now
+        return self.store.stopped_at[0]
 
     def row(self, task_id: str) -> Any:
         """The row as it stands, None where there is none."""
         with self.store.database.statements() as connection:
-            return connection.execute(self._one_row, {"task_id": task_id}).one_or_none()
+            return self._row(connection, task_id)
 
     def state(self, task_id: str) -> tuple[Any, Any]:
         """Row and journal as they stand."""
         with self.store.database.statements() as connection:
-            row = connection.execute(self._one_row, {"task_id": task_id}).one_or_none()
-            return row, connection.execute(self._one_journal, {"task_id": task_id}).all()
+            return self._row(connection, task_id), self._looks.journal(connection, task_id=task_id)
+
+    def _row(self, connection: Connection, task_id: str) -> Any:
+        found = self._looks.row(connection, task_id=task_id)
+        return found[0] if found else None
 
     def with_status(self, *statuses: str) -> list[str]:
         """The ids of the rows that had one of these at the last check."""
@@ -171,7 +163,7 @@ class World:
     def check_all(self) -> None:
         """What is true at every moment."""
         with self.store.database.statements() as connection:
-            rows = connection.execute(self._all_rows).all()
+            rows = self._looks.all_rows(connection)
         self.statuses = {row.task_id: row.status for row in rows}
         for row in rows:
             assert (row.wake_at is not None) == (row.status in LIVE), f"a live row without its time: {row}"
@@ -214,7 +206,9 @@ class World:
                 ledger.is_pruned = True
 
     def release_all(self) -> None:
-        """Somebody mends the code of whatever was set aside."""
+        """Somebody mends the code of whatever was set aside, as the last check has found it."""
+        if Status.QUARANTINED not in self.statuses.values():
+            return
         with self.store.database.statements() as connection:
             aside = connection.execute(
                 select(self.executions.c.task_id).where(
