@@ -160,6 +160,10 @@ class PostgresDatabase:
         )
         return found
 
+    def sleeping(self) -> int:
+        """How many executions sleep."""
+        return int(self.ask("SELECT count(*) FROM durable_executions WHERE status = 'sleeping'"))
+
     def forget_parked(self) -> None:
         """Remove all that sleeps or waits for its first start."""
         parked = "status IN ('sleeping', 'scheduled')"

@@ -121,7 +121,8 @@ def _usage(site: Site, process: LocalProcess, seconds: float) -> tuple[float, fl
     """Percent of a core, and statements a minute."""
     before = _cpu(process)
     statements = _per_second(site.postgres.statements, seconds) * 60
-    return (_cpu(process) - before) / seconds * 100, statements
+    # The system counts in hundredths of a second.
+    return round((_cpu(process) - before) / seconds * 100, 2), statements
 
 
 def _cpu(process: LocalProcess) -> float:

@@ -9,6 +9,7 @@ from benchmarks.deployment import DEFAULT_QUEUE, BrokerName, Site
 from benchmarks.lab import Lab
 from benchmarks.measurements.throughput import DAY, TITLES, warm
 from benchmarks.rows import Row, Samples, at_least, at_most, percentile
+from tests.nodes import wait_for
 
 #: An instant in the year 2096: until its copies are made due, the pattern sleeps.
 FAR = 4e9
@@ -16,6 +17,8 @@ FAR = 4e9
 #: knows of them as it would of real ones.
 LEAD = 4.0
 CROWD = 100_000
+#: Tasks that any worker can put to sleep per second.
+PARKS = 50
 
 
 def burst(lab: Lab, broker: BrokerName) -> Iterator[Row]:
@@ -91,7 +94,13 @@ def lateness(lab: Lab, broker: BrokerName) -> Iterator[Row]:
 def _lateness(site: Site, count: int, seconds: float) -> list[float]:
     """Milliseconds from each due time to the resumed body."""
     label = site.new_label("late")
-    first = time.time() + LEAD
+    first = time.time() + LEAD + count / PARKS
     dues = [first + seconds * number / count for number in range(count)]
     site.driver.ask("send_each", task="wake", args=[[label, due] for due in dues], queue=DEFAULT_QUEUE)
+    # A sleep that began after its due time would tell how busy the worker was, not how late its wake.
+    wait_for(
+        lambda: site.postgres.sleeping() == count,
+        max(first - time.time(), 0.0),
+        f"{count} tasks sleep before the first is due",
+    )
     return [(mark.time - mark.value) * 1000 for mark in site.marks.wait(label, count)]
