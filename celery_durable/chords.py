@@ -1,15 +1,18 @@
-"""Chords on result stores that cannot count: ``celery.chord_unlock`` asks whether all members are ready.
+"""Chords: a body that runs once, and a question that may be asked for days.
 
-Celery asks once a second, by a message that a worker holds for that second. While a durable member sleeps
-this would go on for days, so from then on the question is a row, and is asked less and less often.
+On result stores that cannot count ``celery.chord_unlock`` asks whether all members are ready: once a second,
+by a message that a worker holds for that second. While a durable member sleeps this would go on for days, so
+from then on the question is a row, and is asked less and less often.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from celery import current_task
 from kombu.utils.objects import cached_property
 
 from celery_durable.capture import Captured, DurableAMQP, capturing
@@ -21,6 +24,8 @@ from celery_durable.store import Store
 logger = logging.getLogger(__name__)
 
 CHORD_UNLOCK = "celery.chord_unlock"
+#: The namespace of the send ids of chord bodies, fixed for ever.
+BODIES = uuid.UUID("9f0c2f52-0a3e-5d1c-8c70-2b6f6a1f5f0e")
 #: Each pause is so much longer than the last one: a chord goes on an eighth later than it could.
 GROWTH = 1.125
 #: The longest pause, in seconds.
@@ -70,6 +75,37 @@ class ChordAMQP(DurableAMQP):
             logger.warning("A chord's question is left to the broker: %s", error)
             return False
         return True
+
+
+def body_send_id(task_id: str) -> str | None:
+    """The send id of ``task_id`` if the task that runs here sends it as the body of a chord; else None.
+
+    Who finds that all members are there sends the body, and does so again when it dies before that is noted.
+    By one id for all these sends the body runs once, even if it has come to its end between them.
+    """
+    request = getattr(current_task, "request", None)
+    if request is None:
+        return None
+    if current_task.name == CHORD_UNLOCK:
+        group_id, body = request.args[:2]
+    else:
+        group_id, body = request.group, request.chord
+    if not group_id or task_id not in _sent_ids(body):
+        return None
+    return str(uuid.uuid5(BODIES, f"{group_id}/{task_id}"))
+
+
+def _sent_ids(signature: Any) -> Iterator[str]:
+    """Every task id that a signature, and what it is made of, will be sent under."""
+    if isinstance(signature, dict):
+        options = signature.get("options")
+        if isinstance(options, dict) and options.get("task_id"):
+            yield options["task_id"]
+        for part in signature.values():
+            yield from _sent_ids(part)
+    elif isinstance(signature, (list, tuple)):
+        for part in signature:
+            yield from _sent_ids(part)
 
 
 def _ids_in(result: Any) -> Iterator[str]:

@@ -17,6 +17,7 @@ from kombu.utils.uuid import uuid
 
 from celery_durable.api import sleep, sleep_until, step
 from celery_durable.capture import Captured, capturing, due_at, is_capturing, is_durable, under_parent
+from celery_durable.chords import body_send_id
 from celery_durable.context import current_run
 from celery_durable.errors import ConfigurationError
 from celery_durable.execution import EagerExecution
@@ -168,7 +169,7 @@ class DurableTask(_Task[P, R_co]):
         if own is not None:
             return self._retry_of(own, args, kwargs, task_id, options)
         if not mark_of(options.get("headers") or {}):
-            options["headers"] = mark_send(options.get("headers"), uuid())
+            options["headers"] = mark_send(options.get("headers"), body_send_id(task_id) or uuid())
         due = self._due(options)
         if due is None or not durable.limits(self).eta:
             return super().apply_async(args, kwargs, task_id=task_id, **options)
