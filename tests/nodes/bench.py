@@ -108,6 +108,10 @@ class Servers:
             server.start()
         return server
 
+    def made(self) -> list[LocalProcess]:
+        """Those that there are by now."""
+        return list(self._made.values())
+
     def remove(self) -> None:
         """Kill them and remove their folders."""
         for server in self._made.values():

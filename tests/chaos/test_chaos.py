@@ -1,0 +1,22 @@
+"""A slice of the chaos run: less than a minute of faults, then every task is checked against the witness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.run import Plan, new_seed, play
+
+
+class TestChaos:
+    @pytest.mark.timeout(180)
+    def test_no_task_is_lost_and_no_write_accepted_twice(self, tmp_path: Path) -> None:
+        """``python -m tests.chaos --seed N`` plays the same schedule again."""
+        plan = Plan(seed=new_seed(), seconds=40, pause=1.5, settle=75, folder=tmp_path)
+        report = play(plan)
+        print(report.text())
+        assert report.is_good, report.text()
+        # Else it has shown little.
+        assert sum(report.struck.values()) >= 10
+        assert report.findings.outcomes["succeeded"] >= 10
