@@ -9,6 +9,7 @@ from tests.faults.stage import Stage
 from tests.nodes import Bench, on
 
 
+@pytest.mark.report("killed-while-parking")
 @on("redis-postgres")
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("group", SCENES)

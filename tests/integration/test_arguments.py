@@ -43,6 +43,7 @@ class TestAtOnce:
         assert journal(running, result.id) == ["sleep"]
         assert running.witness.steps(result.id) == ["body", "awake"]
 
+    @pytest.mark.report("absurd-times")
     @pytest.mark.parametrize(
         "when", ["0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00", "2001-02-03T04:05:06Z"]
     )
@@ -56,6 +57,7 @@ class TestAtOnce:
 class TestRefused:
     """An error in the task that names the argument; nothing is journaled."""
 
+    @pytest.mark.report("absurd-times")
     @pytest.mark.parametrize(
         ("duration", "error"),
         [
@@ -121,6 +123,7 @@ class TestFarAway:
         assert found.wake_at == datetime(9999, 12, 31, 9, 59, 59, tzinfo=timezone.utc)
         assert result.info["due_at"] == "9999-12-31T09:59:59+00:00"
 
+    @pytest.mark.report("absurd-times")
     def test_they_keep_nobody_else_from_waking(self, running: Bench) -> None:
         for _ in range(3):
             running.project.sleep_for.delay("10 years")

@@ -45,6 +45,7 @@ def wait_until_dropped(bench: Bench, task_id: str, count: int) -> list[str]:
 
 
 class TestCopies:
+    @pytest.mark.report("received-twice")
     def test_of_a_wake_one_runs_the_task_whether_they_come_before_its_claim_or_after(
         self, bench: Bench
     ) -> None:
@@ -70,6 +71,7 @@ class TestCopies:
         assert "deadlock" not in log
         assert "could not serialize" not in log
 
+    @pytest.mark.report("received-twice")
     def test_of_a_retry_too(self, bench: Bench) -> None:
         """Those of the message before the retry are old by then."""
         result = bench.project.retries.apply_async(("once",), {"countdown": 600})
@@ -117,6 +119,7 @@ class TestCopies:
 
 
 class TestWindows:
+    @pytest.mark.report("redelivery-window", "second-copy")
     def test_a_sleep_and_a_run_that_outlive_them_happen_once(self, bench: Bench) -> None:
         sleeper, runner = bench.project.nap.delay(1, 4), bench.project.waits.delay(2)
         seen(bench, runner.id, "body")
@@ -185,6 +188,7 @@ class TestCalledAsAFunction:
 
 
 class TestLanes:
+    @pytest.mark.report("wrong-lane")
     def test_a_wake_lands_where_a_plain_message_of_its_priority_does(self, bench: Bench) -> None:
         t, control = bench.project, bench.app().control
         results: list[Any] = []

@@ -87,6 +87,7 @@ def test_a_shared_task_is_found_and_sleeps_without_a_connection_of_django_s(site
     site.bench.wait_for(lambda: site.connections() == 0, message="Django's connections are closed")
 
 
+@pytest.mark.report("sent-before-commit")
 @pytest.mark.parametrize("catches", [False, True])
 def test_a_sleep_inside_a_block_is_refused_and_a_rollback_leaves_nothing(site: Site, catches: bool) -> None:
     before = site.names()
@@ -99,6 +100,7 @@ def test_a_sleep_inside_a_block_is_refused_and_a_rollback_leaves_nothing(site: S
     assert site.names() == before
 
 
+@pytest.mark.report("sent-before-commit")
 def test_a_long_transaction_neither_delays_nor_undoes_a_renewal(site: Site) -> None:
     result = site.send("work_in_a_block", "Cleo", 4.5)
     assert result.get(timeout=20) == 1
@@ -107,6 +109,7 @@ def test_a_long_transaction_neither_delays_nor_undoes_a_renewal(site: Site) -> N
     assert site.names().count("Cleo") == 1
 
 
+@pytest.mark.report("sent-before-commit")
 def test_what_is_sent_on_commit_starts_if_and_only_if_the_block_commits(site: Site) -> None:
     with pytest.raises(ValueError, match="rolled back"):
         site.send("order", "Dan", True).get(timeout=20)

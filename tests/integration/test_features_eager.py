@@ -97,6 +97,7 @@ def eager(request: pytest.FixtureRequest, project: Project) -> Project:
 
 
 class TestAlwaysEager:
+    @pytest.mark.report("eager")
     def test_sleeps_return_at_once_and_steps_run(self, eager: Project) -> None:
         assert eager.nap.delay().get() == NAP
         assert eager.done == ["before 1", "after 1"]
@@ -124,6 +125,7 @@ class TestAlwaysEager:
         assert isinstance(eager.tries.delay(False).result, KeyError)
         assert eager.done[2:] == ["try 0", "try 1", "try 2"]
 
+    @pytest.mark.report("eager")
     def test_a_chain_and_callbacks_go_on_once(self, eager: Project) -> None:
         result = chain(eager.plain.s(5), eager.nap.s(), eager.plain.s()).apply_async()
         assert result.get() == [5, [5, 2], 0]
@@ -182,6 +184,7 @@ class TestApply:
 
 
 class TestDirectCalls:
+    @pytest.mark.report("eager")
     def test_nothing_in_them_is_durable(self, project: Project) -> None:
         with pytest.raises(NotDurable, match=r"\.apply\(\)") as caught:
             project.nap(1)

@@ -50,6 +50,7 @@ def assert_expired(bench: Bench, result: Any) -> None:
 
 
 class TestFirstStart:
+    @pytest.mark.report("expiry")
     @pytest.mark.parametrize("kind", ["relative", "aware", "naive"])
     def test_what_has_not_started_in_time_is_revoked_once(self, bench: Bench, kind: str) -> None:
         """Nobody reads its queue until it has expired."""
@@ -63,6 +64,7 @@ class TestFirstStart:
         assert_expired(bench, result)
         assert good.get(timeout=15) == 2
 
+    @pytest.mark.report("expiry")
     def test_a_chord_is_told(self, bench: Bench) -> None:
         t = bench.project
         expired = t.nap.s(1).set(countdown=600, expires=1)
@@ -74,6 +76,7 @@ class TestFirstStart:
         seen(bench, result.id, "errback ChordError")
         assert_expired(bench, result.parent.results[0])
 
+    @pytest.mark.report("expiry")
     @pytest.mark.parametrize("kind", ["relative", "aware", "naive"])
     def test_what_waits_for_a_later_time_is_revoked_when_it_expires(self, bench: Bench, kind: str) -> None:
         result = bench.project.nap.apply_async((1,), countdown=600, expires=in_(1.5, kind))
@@ -90,6 +93,7 @@ class TestFirstStart:
 
 
 class TestStarted:
+    @pytest.mark.report("expiry")
     @pytest.mark.parametrize("kind", ["relative", "aware", "naive"])
     def test_what_has_started_does_not_expire_asleep(self, bench: Bench, kind: str) -> None:
         result = bench.project.nap.apply_async((3, 2.5), expires=in_(2, kind))

@@ -127,6 +127,7 @@ class TestWorkerFrozen:
 
 
 class TestBrokerAway:
+    @pytest.mark.report("broker-reconnect")
     @on(*BOTH)
     def test_a_task_that_succeeds_meanwhile_stays_a_success_and_its_followers_are_sent_later(
         self, bench: Bench

@@ -120,6 +120,7 @@ class TestRetry:
         assert result.get(timeout=20) == ["once", 1]
         assert runs(bench, result.id) == {0: 2, 1: 1}
 
+    @pytest.mark.report("swallowed-control-flow")
     def test_decorators_and_handlers_of_exceptions_see_no_sleep(self, bench: Bench) -> None:
         result = bench.project.decorated.delay()
         assert result.get(timeout=20) == "slept"

@@ -46,6 +46,7 @@ def delayed(bench: Bench) -> int:
 
 
 class TestQuorumQueues:
+    @pytest.mark.report("native-delay", "wrong-lane")
     def test_routes_are_kept_through_sleeps_a_retry_and_a_kill(self, bench: Bench) -> None:
         t = bench.project
         ten_sleeps = t.many_sleeps.delay(10)
@@ -73,6 +74,7 @@ class TestQuorumQueues:
         assert ten_sleeps.get(timeout=40) == 10
         seen(bench, ten_sleeps.id, "end")
 
+    @pytest.mark.report("native-delay")
     def test_what_came_by_native_delayed_delivery_goes_on_by_a_plain_publish(self, bench: Bench) -> None:
         nap = bench.project.nap
         result = bench.app().send_task(nap.name, (1, 600), countdown=3, queue="europe")
@@ -88,6 +90,7 @@ class TestQuorumQueues:
 
 
 class TestBroadcast:
+    @pytest.mark.report("native-delay")
     def test_a_durable_task_is_refused_and_a_plain_one_is_heard(self, bench: Bench) -> None:
         with pytest.raises(ConfigurationError, match="broadcast"):
             bench.project.quick.apply_async((1,), queue="everywhere")
@@ -96,6 +99,7 @@ class TestBroadcast:
 
 
 class TestConnectionLost:
+    @pytest.mark.report("broker-reconnect", "connection-lost-mid-run")
     def test_what_runs_goes_on_and_what_was_not_claimed_comes_again_once(self, bench: Bench) -> None:
         """With both answers to `worker_cancel_long_running_tasks_on_connection_loss`."""
         broker, database = bench.proxy(bench.broker.url or ""), bench.proxy(bench.store_url)

@@ -39,6 +39,7 @@ def assert_told(bench: Bench, task_id: str, *steps: str) -> None:
 
 
 class TestSignalsAndHooks:
+    @pytest.mark.report("missing-signals")
     def test_two_sleeps_then_success(self, bench: Bench) -> None:
         result = bench.project.hooked.delay()
         assert result.get(timeout=20) == "done"
@@ -49,6 +50,7 @@ class TestSignalsAndHooks:
         bench.wait_for(result.ready)
         assert_told(bench, result.id, *START, *PARK, *WAKE, *FAILURE)
 
+    @pytest.mark.report("missing-signals")
     def test_cancelled_asleep(self, bench: Bench) -> None:
         result = bench.project.hooked.delay(seconds=600)
         wait_until_asleep(bench, result)
@@ -68,12 +70,14 @@ class TestSignalsAndHooks:
         for step in ("task_success", "task_failure", "task_postrun SUCCESS"):
             assert bench.witness.count(result.id, step) == 0
 
+    @pytest.mark.report("missing-signals")
     def test_its_process_is_killed(self, bench: Bench) -> None:
         result = bench.project.killed.delay()
         assert result.get(timeout=20) == "done"
         recovered = ("task_received", "task_recovered", "task_prerun", "before_start", "body")
         assert_told(bench, result.id, *START, *recovered, *SUCCESS)
 
+    @pytest.mark.report("running-for-ever", "kills-its-worker")
     def test_its_process_is_killed_too_often(self, bench: Bench) -> None:
         result = bench.project.crashes.delay()
         wait_for_status(bench, result.id, "quarantined")
@@ -85,6 +89,7 @@ class TestSignalsAndHooks:
         wait_for_status(bench, result.id, "cancelled")
         assert_told(bench, result.id, "task_received", "task_revoked")
 
+    @pytest.mark.report("missing-signals")
     def test_a_receiver_that_raises_leaves_nothing_behind(self, bench: Bench) -> None:
         result = bench.project.hooked.delay("prerun raises")
         assert result.get(timeout=20) == "done"
@@ -93,6 +98,7 @@ class TestSignalsAndHooks:
         ended = wait_for_status(bench, result.id, "succeeded")
         assert (ended.owner, ended.wake_at) == (None, None)
 
+    @pytest.mark.report("missing-signals")
     def test_a_slow_receiver_holds_up_no_sleep(self, bench: Bench) -> None:
         """It is still busy with the park when the sleep is over, and another process goes on."""
         result = bench.project.hooked.delay("postrun waits")
@@ -126,6 +132,7 @@ class TestSleeping:
             assert result.get(timeout=20) == 7
             bench.wait_for(lambda: state_of(state, result.id) == "SUCCESS")
 
+    @pytest.mark.report("results-expire")
     def test_a_wait_that_outlives_the_results_of_its_group_is_warned_of(self, bench: Bench) -> None:
         t = bench.project
         long, short = group(t.nap.s(1, 600), t.nap.s(2, 200)).delay().results

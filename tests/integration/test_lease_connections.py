@@ -23,6 +23,7 @@ def bench_module() -> str:
     return PROJECT
 
 
+@pytest.mark.report("connections-per-task")
 @SCARCE
 @on("redis-postgres", fixture="private_bench")
 @pytest.mark.parametrize(("pool", "tasks"), [("threads", 100), ("gevent", 200)])

@@ -75,6 +75,7 @@ STOPPABLE = {
 }
 
 
+@pytest.mark.report("terminate-by-pool", "loss-is-no-failure")
 @on_both_databases
 @pytest.mark.parametrize("pool", STOPPABLE)
 def test_a_run_that_loses_its_lease_is_stopped_and_the_task_goes_on(bench: Bench, pool: str) -> None:
@@ -91,6 +92,7 @@ def test_a_run_that_loses_its_lease_is_stopped_and_the_task_goes_on(bench: Bench
     assert_no_traceback(bench)
 
 
+@pytest.mark.report("terminate-by-pool")
 @on("redis-postgres")
 def test_a_blocked_call_ends_in_the_solo_pool_too(bench: Bench) -> None:
     bench.worker(pool="solo")
@@ -102,6 +104,7 @@ def test_a_blocked_call_ends_in_the_solo_pool_too(bench: Bench) -> None:
     assert_no_traceback(bench)
 
 
+@pytest.mark.report("terminate-by-pool")
 @on_both_databases
 def test_a_body_that_asks_hears_of_the_loss_where_its_pool_cannot_stop_it(bench: Bench) -> None:
     worker = bench.worker(pool="threads", concurrency=4, env={"LEASES_NO_INTERRUPTS": "1"})
@@ -117,6 +120,7 @@ def test_a_body_that_asks_hears_of_the_loss_where_its_pool_cannot_stop_it(bench:
     assert_all_go_on(bench, worker, results)
 
 
+@pytest.mark.report("loss-stops-the-run")
 @on_both_databases
 def test_a_pool_process_whose_task_does_not_stop_kills_itself_and_that_is_no_crash(bench: Bench) -> None:
     worker = bench.worker(concurrency=2)
@@ -139,6 +143,7 @@ def test_a_pool_process_whose_task_does_not_stop_kills_itself_and_that_is_no_cra
     assert_all_go_on(bench, worker, results)
 
 
+@pytest.mark.report("terminate-by-pool")
 @on("redis-postgres")
 def test_a_thread_inside_a_c_call_is_reported_until_it_ends_and_cannot_write(bench: Bench) -> None:
     worker = bench.worker(pool="threads", concurrency=2)
@@ -154,6 +159,7 @@ def test_a_thread_inside_a_c_call_is_reported_until_it_ends_and_cannot_write(ben
     assert (found.owner, found.token, found.outcome) == ("x", 2, None)
 
 
+@pytest.mark.report("taken-for-dead")
 @on("redis-postgres")
 def test_a_call_that_holds_the_interpreter_is_stopped_when_it_returns_and_cannot_write_before(
     bench: Bench,

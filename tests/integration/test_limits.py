@@ -18,6 +18,7 @@ def bench_module() -> str:
 
 
 class TestHardLimits:
+    @pytest.mark.report("time-limits")
     @on_both_databases
     def test_a_hard_limit_is_one_failure_and_no_crash(self, bench: Bench) -> None:
         worker, _ = start_worker_and_beat(bench)
@@ -37,6 +38,7 @@ class TestHardLimits:
         assert bench.witness.count(result.id, "lease_lost") == 0
         assert bench.project.healthy.delay(7).get(timeout=20) == 7
 
+    @pytest.mark.report("time-limits")
     @on("redis-postgres")
     def test_it_runs_again_where_a_failure_is_not_to_be_acknowledged(self, bench: Bench) -> None:
         bench.configure(task_acks_on_failure_or_timeout=False)
@@ -82,6 +84,7 @@ class TestSoftLimits:
         assert_no_traceback(bench)
 
 
+@pytest.mark.report("time-limits")
 @on("redis-postgres")
 def test_limits_count_one_run_and_no_sleep(bench: Bench) -> None:
     start_worker_and_beat(bench)

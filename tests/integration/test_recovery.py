@@ -27,6 +27,7 @@ def bench_module() -> str:
 
 
 class TestDeadProcesses:
+    @pytest.mark.report("worker-killed")
     @on_both_databases
     def test_a_killed_pool_process_is_noticed_at_once_whatever_the_ttl(self, bench: Bench) -> None:
         bench.configure(durable_lease_ttl=30, durable_heartbeat_interval=5)
@@ -43,6 +44,7 @@ class TestDeadProcesses:
         wait_for_status(bench, result.id, "succeeded")
         bench.wait_for(bench.queue_is_empty)
 
+    @pytest.mark.report("worker-killed", "two-processes")
     @on("redis-postgres", "rabbitmq-postgres", "embedded-sqlite")
     def test_a_killed_worker_s_task_goes_on_elsewhere_when_its_lease_has_run_out(self, bench: Bench) -> None:
         # Whatever the broker does with messages that nobody acknowledges takes no part in it.
@@ -59,7 +61,8 @@ class TestDeadProcesses:
         assert tokens_of(bench, result, "recovered") == [2]
         bench.wait_for(bench.queue_is_empty)
 
-    @on("redis-postgres")
+    @pytest.mark.report("taken-for-dead")
+    @on_both_databases
     def test_a_worker_that_was_frozen_changes_nothing_when_it_comes_back(self, bench: Bench) -> None:
         frozen = bench.worker(concurrency=2)
         result = bench.project.works_and_naps.delay(LONG, 12)
@@ -83,7 +86,7 @@ class TestDeadProcesses:
         assert tokens_of(bench, result) == [1, 2, 3]
         assert tokens_of(bench, result, "awake") == [3]
 
-    @on_both_databases
+    @on("redis-postgres")
     def test_a_run_whose_end_comes_after_its_lease_stores_no_result(self, bench: Bench) -> None:
         """The body is over in a moment; its process is frozen in the middle of it."""
         frozen = bench.worker(concurrency=1)
@@ -102,6 +105,7 @@ class TestDeadProcesses:
 
 
 class TestCopies:
+    @pytest.mark.report("second-copy", "consumer-timeout")
     @on("redis-postgres", "redis-sqlite")
     def test_copies_of_a_running_task_s_message_are_dropped_whatever_their_number(self, bench: Bench) -> None:
         """The broker gives up on the message after 3 s, and there are five more of it."""

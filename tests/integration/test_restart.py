@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from celery_durable import Execution
 from tests.integration.support import (
     assert_no_traceback,
@@ -44,6 +46,7 @@ class TestKill:
         bench.wait_for(bench.queue_is_empty)
         assert_no_traceback(bench)
 
+    @pytest.mark.report("killed-while-parking")
     @on("redis-postgres")
     def test_a_sleep_keeps_its_time_when_only_the_worker_dies(self, bench: Bench) -> None:
         worker, _ = start_worker_and_beat(bench)

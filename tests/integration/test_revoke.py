@@ -196,6 +196,7 @@ class TestMany:
 
 
 class TestRace:
+    @pytest.mark.report("one-outcome")
     def test_a_revoke_that_races_the_wake_ends_the_task_once(self, live: Bench) -> None:
         """Completed, or revoked: never both, and what follows fits. Two hundred times."""
         tasks = live.project

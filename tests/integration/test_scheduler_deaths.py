@@ -80,6 +80,7 @@ def after_note(durable: Any) -> None:
 
 
 class TestTerminated:
+    @pytest.mark.report("missed-runs")
     @pytest.mark.timeout(180)
     @pytest.mark.parametrize(
         ("bench", "terms"),
@@ -126,6 +127,7 @@ class TestTerminated:
 
 
 class TestManyAtOnce:
+    @pytest.mark.report("many-schedulers")
     @pytest.mark.timeout(120)
     @on("embedded-sqlite", "redis-postgres")
     def test_three_schedulers_of_which_one_is_killed_wake_each_task_once(self, bench: Bench) -> None:

@@ -123,6 +123,7 @@ class TestBroker:
 
 
 class TestDatabase:
+    @pytest.mark.report("database-restart")
     @pytest.mark.timeout(180)
     @on("redis-postgres")
     def test_away_over_the_due_time_of_timers_and_an_entry(self, bench: Bench) -> None:
@@ -139,6 +140,7 @@ class TestDatabase:
         assert changes(beat, "The database") == (1, 1)
         assert "Traceback" not in beat.logs()
 
+    @pytest.mark.report("database-restart")
     @on("redis-postgres")
     def test_restarted_at_once_again_and_again_in_the_midst_of_a_drain(self, bench: Bench) -> None:
         bench.configure(durable_resend_delay=3600)
@@ -160,6 +162,7 @@ class TestDatabase:
 
 
 class TestAtStart:
+    @pytest.mark.report("first-poll")
     @on("redis-postgres")
     def test_neither_is_there_and_each_is_waited_for(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

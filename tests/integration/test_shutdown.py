@@ -62,6 +62,7 @@ class TestWarm:
         assert time_of(bench, result, "left") - stolen < INTERVAL + GRACE
         assert worker.wait(20) == 0
 
+    @pytest.mark.report("deploy", "shutdown-before-body")
     @on("redis-postgres", "rabbitmq-postgres")
     def test_what_has_not_begun_goes_back_and_runs_elsewhere(self, bench: Bench) -> None:
         worker = bench.worker(concurrency=1)
@@ -80,6 +81,7 @@ class TestWarm:
             assert pid_of(bench, result) in other.tree()
         bench.wait_for(bench.queue_is_empty)
 
+    @pytest.mark.report("shutdown-before-body")
     @on("redis-postgres", "rabbitmq-postgres")
     def test_a_delivery_that_is_held_goes_back(self, bench: Bench) -> None:
         proxy = bench.proxy(bench.store_url)
@@ -97,6 +99,7 @@ class TestWarm:
 
 @pytest.mark.usefixtures("no_crash")
 class TestCold:
+    @pytest.mark.report("deploy", "loss-is-no-failure")
     @on("redis-postgres", "embedded-sqlite")
     @pytest.mark.parametrize("signals", ["SIGQUIT", "SIGINT SIGINT"])
     def test_leases_are_handed_back_at_once(self, bench: Bench, signals: str) -> None:
@@ -156,6 +159,7 @@ def send(worker: Worker, signals: str) -> float:
 
 
 class TestDeploys:
+    @pytest.mark.report("deploy")
     @on("redis-postgres")
     def test_term_and_then_kill_three_times_in_a_row_is_no_crash(self, bench: Bench) -> None:
         bench.configure(durable_max_crashes=1, durable_lease_ttl=3, durable_heartbeat_interval=0.5)

@@ -26,6 +26,7 @@ MEGABYTE = 2**20
 class TestOneSleep:
     """The same on every deployment."""
 
+    @pytest.mark.report("redelivery-window", "consumer-timeout")
     def test_a_sleeping_task_is_a_row_and_nothing_else(self, bench: Bench) -> None:
         start_worker_and_beat(bench)
         result = bench.project.nap.delay(3, name="rest")
@@ -49,6 +50,7 @@ class TestOneSleep:
 
 
 class TestManySleeps:
+    @pytest.mark.report("sleepers-fill-worker")
     @on("embedded-sqlite", "rabbitmq-postgres")
     @pytest.mark.timeout(180)
     def test_300_sleeping_tasks_need_no_more_than_none(self, bench: Bench) -> None:
@@ -74,6 +76,7 @@ class TestManySleeps:
 
 
 class TestShortSleeps:
+    @pytest.mark.report("short-sleep-alone")
     @on("redis-sqlite", "redis-postgres")
     def test_a_sleep_of_less_than_a_second_is_slept_in_place(self, bench: Bench) -> None:
         bench.worker()
@@ -85,6 +88,7 @@ class TestShortSleeps:
 
 
 class TestWorkers:
+    @pytest.mark.report("recycled-children")
     @on("redis-postgres", "rabbitmq-postgres")
     def test_a_worker_whose_children_live_for_one_task_does_it_all(self, bench: Bench) -> None:
         start_worker_and_beat(bench, concurrency=2)
@@ -99,6 +103,7 @@ class TestWorkers:
         bench.wait_for(bench.queue_is_empty)
         assert_no_traceback(bench)
 
+    @pytest.mark.report("sleepers-fill-worker")
     @on("redis-postgres")
     def test_two_workers_and_two_beats_share_the_work(self, bench: Bench) -> None:
         start_worker_and_beat(bench)

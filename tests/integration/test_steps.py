@@ -95,6 +95,7 @@ class TestValues:
 
 @on("redis-sqlite", "redis-postgres", fixture="running")
 class TestSwallowed:
+    @pytest.mark.report("swallowed-control-flow")
     @pytest.mark.parametrize("then", ["return", "step", "raise"])
     def test_a_bare_except_cannot_keep_a_task_awake(self, running: Bench, then: str) -> None:
         result = running.project.swallows.delay(then)
@@ -115,6 +116,7 @@ class TestSwallowed:
         assert "the cleanup failed" in warning
         assert "is dropped" in warning
 
+    @pytest.mark.report("swallowed-control-flow")
     def test_except_exception_and_autoretry_do_not_see_a_sleep(self, running: Bench) -> None:
         result = running.project.catches_exceptions.delay()
         assert result.get(timeout=15) == "awake"

@@ -91,6 +91,7 @@ def test_the_message_is_kept_to_the_byte(store, tables):
     assert (row["send_id"], row["nesting"], row["task_name"]) == ("s", 2, "proj.ünicode")
 
 
+@pytest.mark.report("moved-clock")
 def test_the_time_of_a_claim_is_the_database_s(store):
     before, granted, after = store.now(), claimed(store), store.now()
 
@@ -112,6 +113,7 @@ def test_an_id_is_whatever_the_producer_made_of_it(store, task_id):
 # -- one owner -------------------------------------------------------------------------------------
 
 
+@pytest.mark.report("takeover-at-expiry")
 @pytest.mark.parametrize(
     "copy", [delivery(), wake(), delivery(send_id=None)], ids=["copy", "wake", "unmarked"]
 )
@@ -123,6 +125,7 @@ def test_a_live_lease_is_never_stolen(store, tables, copy):
     assert tables.everything() == before
 
 
+@pytest.mark.report("takeover-at-expiry")
 @pytest.mark.parametrize(("seconds", "is_taken"), [(-0.001, False), (0.0, True)])
 def test_a_lease_is_taken_over_exactly_at_its_expiry(store, tables, seconds, is_taken):
     claimed(store)
@@ -146,6 +149,7 @@ def test_a_lease_that_ran_out_is_taken_over_with_the_next_token(store, tables):
     assert tables.due_in() > TTL - 5
 
 
+@pytest.mark.report("lost-and-doubled-wakes")
 def test_a_row_that_was_sent_a_wake_is_taken_by_it_and_by_one_of_its_copies_only(store, tables):
     asleep(store)
     tables.send_wake()
@@ -225,6 +229,7 @@ def test_a_claim_reads_the_journal_and_which_sleeps_are_over(store, tables):
     assert (trial.is_over, trial.due_at > granted.claimed_at) == (False, True)
 
 
+@pytest.mark.report("due-is-inclusive")
 def test_a_sleep_is_over_at_its_due_time_and_not_before(store, tables):
     asleep(store, "id", 0.0)
     asleep(store, "later", 5.0)
@@ -301,6 +306,7 @@ def test_a_claim_clears_the_mark_of_a_worker_that_was_stopping(store, tables):
 # -- crashes found by a claim ------------------------------------------------------------------------
 
 
+@pytest.mark.report("crash-limit")
 @pytest.mark.parametrize("limit", [0, 1, 2, 3])
 def test_a_task_whose_worker_died_as_often_as_allowed_is_quarantined_instead_of_run(store, tables, limit):
     granted = claimed(store, max_crashes=limit)
@@ -347,6 +353,7 @@ def test_a_lease_that_ran_out_in_an_outage_is_taken_over_without_counting(store,
 # -- after the end -----------------------------------------------------------------------------------
 
 
+@pytest.mark.report("ended-never-wakes")
 @pytest.mark.parametrize("status", sorted(Status.ENDED))
 @pytest.mark.parametrize("is_pruned", [False, True])
 def test_after_the_end_copies_and_wakes_are_dropped(store, tables, status, is_pruned):
@@ -390,6 +397,7 @@ def test_the_wakes_of_the_execution_before_do_not_touch_the_new_one(store, table
     assert tables.everything() == before
 
 
+@pytest.mark.report("fencing")
 def test_tokens_only_grow(store, tables):
     tokens = [claimed(store).key.token]
     for number in range(2, 6):

@@ -235,6 +235,7 @@ def test_a_take_over_waits_for_a_write_that_is_under_way_and_sees_it(near):
 # -- one end ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.report("one-outcome")
 @pytest.mark.parametrize("round_", range(20))
 def test_a_cancel_that_races_the_end_leaves_exactly_one_outcome(store, open_store, tables, round_):
     rival = open_store()
@@ -292,6 +293,7 @@ def test_a_lease_is_given_up_once(at_once, store, tables):
     assert tables.row()["crashes"] == (1 if any(answers[1::2]) else 0)
 
 
+@pytest.mark.report("lock-out")
 def test_two_ends_that_have_each_other_s_followers_are_both_accepted_in_the_end(store, open_store, tables):
     rival = open_store()
     keys = [claimed(store, delivery(name)).key for name in ("one", "two")]
@@ -367,6 +369,7 @@ def test_a_step_whose_answer_was_lost_is_there_once(proxy, far, near, count):
     assert len(Tables(near).journal()) == count
 
 
+@pytest.mark.report("racing-arms")
 def test_a_park_whose_answer_was_lost_has_parked_once(proxy, far, near):
     key = claimed(far).key
     due = Due(at=near.now() + timedelta(hours=1))

@@ -36,12 +36,14 @@ def claim(store: Store, task_id: str, *, is_wake: bool = True, ttl: float = 60.0
 
 
 class TestTake:
+    @pytest.mark.report("due-is-inclusive")
     def test_it_finds_what_is_due_and_nothing_else(self, store: Store) -> None:
         schedule(store, "past", due_in=-60)
         schedule(store, "now")
         schedule(store, "soon", due_in=60)
         assert keys(take(store)) == ["past", "now"]
 
+    @pytest.mark.report("missed-runs", "backlog")
     def test_a_backlog_drains_in_batches_from_the_oldest_on(self, store: Store) -> None:
         for age in (3, 5, 1, 4, 2):
             schedule(store, f"{age} s old", due_in=-age)
@@ -57,6 +59,7 @@ class TestTake:
         (again,) = take(store)
         assert again.sends == 2, "it knows that it was sent before"
 
+    @pytest.mark.report("one-dispatcher")
     def test_many_schedulers_at_once_take_each_row_once(self, store: Store) -> None:
         fill_asleep(store, 300, store.now() - timedelta(hours=6))
 
@@ -78,6 +81,7 @@ class TestTake:
         assert store.due.poll().wake_at is None
         assert keys(take(other)) == ["theirs"]
 
+    @pytest.mark.report("ended-never-wakes")
     def test_an_ended_execution_is_never_due(self, store: Store) -> None:
         schedule(store, "a")
         take(store)
@@ -87,6 +91,7 @@ class TestTake:
         store.time_offset[0] += 86400
         assert take(store) == ()
 
+    @pytest.mark.report("unreadable-row")
     def test_a_row_that_cannot_be_read_is_set_aside_and_holds_up_nobody(self, store: Store) -> None:
         schedule(store, "empty", "garbled", "good", due_in=-1)
         edit(store, "empty", body=None)
@@ -107,6 +112,7 @@ class TestExpiredLeases:
         assert crashed.task_id == task_id
         return batch, crashed
 
+    @pytest.mark.report("crash-limit")
     def test_the_first_crash_is_sent_again_at_once_the_second_waits_the_third_is_quarantined(
         self, store: Store
     ) -> None:
@@ -148,6 +154,7 @@ class TestExpiredLeases:
 
 
 class TestAfterThePublish:
+    @pytest.mark.report("lost-and-doubled-wakes")
     def test_a_confirmed_wake_is_due_again_if_nobody_claims_it_ever_later(self, store: Store) -> None:
         schedule(store, "a")
         waits = []
@@ -306,6 +313,7 @@ class TestPlans:
             lines = connection.exec_driver_sql(f"{explain} {statement}", parameters)
             return "\n".join(str(line[-1]) for line in lines)
 
+    @pytest.mark.report("many-timers")
     def test_take_and_poll_walk_the_index_and_sort_nothing(self, store: Store) -> None:
         self.fill(store)
         with counted_statements(store) as statements:

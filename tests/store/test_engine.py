@@ -84,6 +84,7 @@ def test_a_child_uses_the_store_that_its_parent_has_used_and_both_go_on(store, t
     assert [row["task_id"] for row in tables.all()] == ["after", "before", "child"]
 
 
+@pytest.mark.report("forked-connection")
 def test_a_child_has_connections_of_its_own(postgres_url):
     store = Store(postgres_url, namespace="proj")
     before = server_process(store)
@@ -95,6 +96,7 @@ def test_a_child_has_connections_of_its_own(postgres_url):
     store.dispose()
 
 
+@pytest.mark.report("forked-connection")
 def test_a_fork_in_the_middle_of_a_transaction_leaves_it_to_the_parent(store, tables):
     table = store.context.schema.executions
     with store.database.transaction() as connection:
@@ -107,6 +109,7 @@ def test_a_fork_in_the_middle_of_a_transaction_leaves_it_to_the_parent(store, ta
     assert len(tables.all()) == 1
 
 
+@pytest.mark.report("forked-connection")
 def test_a_child_that_closes_its_connections_leaves_those_of_its_parent_open(store):
     claimed(store, delivery("before"))
     connections = store.database.engine.pool.checkedin()
@@ -156,6 +159,7 @@ def test_threads_that_come_first_together_share_one_engine(store):
 # -- how many, and which ---------------------------------------------------------------------------
 
 
+@pytest.mark.report("connections-per-task")
 def test_the_connections_of_a_process_are_bounded(postgres_url):
     store = Store(postgres_url, namespace="proj")
     open_at_once = []
@@ -202,6 +206,7 @@ def test_the_user_s_engine_options_win(store_url):
     store.dispose()
 
 
+@pytest.mark.report("forked-connection")
 def test_another_kind_of_pool_works(store_url):
     store = Store(store_url, namespace="proj", engine_options={"poolclass": NullPool})
     key = claimed(store).key
@@ -284,6 +289,7 @@ def _first_at(url, task_id):
     claimed(store, delivery(task_id))
 
 
+@pytest.mark.report("lock-out")
 def test_a_writer_waits_for_its_turn_and_a_heartbeat_says_soon_that_it_cannot_have_one(sqlite_url):
     store = Store(sqlite_url, namespace="proj")
     key = claimed(store).key
@@ -380,6 +386,7 @@ def test_a_server_that_is_told_to_stop_is_store_unavailable(private_servers):
     store.dispose()
 
 
+@pytest.mark.report("lock-out")
 def test_a_renewal_that_would_wait_for_long_is_cut_off(private_servers):
     server = private_servers.postgres
     store = Store(server.url(), namespace="proj", heartbeat_timeout=0.2)

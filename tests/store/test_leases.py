@@ -111,6 +111,7 @@ STRANGERS = [
 ]
 
 
+@pytest.mark.report("handed-back")
 @pytest.mark.parametrize("stranger", STRANGERS, ids=lambda stranger: stranger.__name__)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_write_without_the_current_lease_is_refused_and_changes_nothing(
@@ -143,6 +144,7 @@ def test_another_namespace_is_another_world(store, open_store, tables, key, writ
 # -- renewing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.report("takeover-at-expiry")
 @pytest.mark.parametrize("seconds", [30, 0, -100])
 def test_a_renewal_moves_the_expiry_even_if_it_comes_late(store, tables, key, seconds):
     tables.expire(seconds=-seconds)
@@ -225,6 +227,7 @@ def test_by_which_outcome_a_lease_was_lost(store, tables, key):
 # -- handing back ----------------------------------------------------------------------------------
 
 
+@pytest.mark.report("handed-back")
 @pytest.mark.parametrize("delay", [0.0, 30.0])
 def test_a_lease_that_is_handed_back_makes_the_task_due_and_is_no_crash(store, tables, key, delay):
     store.runs.record(key, [step(1)])
@@ -400,6 +403,7 @@ def test_only_a_wake_that_is_on_its_way_can_be_taken_back(store, tables, state):
 # -- both sides of a take-over -----------------------------------------------------------------------
 
 
+@pytest.mark.report("fencing")
 def test_after_a_take_over_all_that_the_old_owner_tries_is_refused_and_the_new_one_s_accepted(store, tables):
     old = claimed(store).key
     store.runs.record(old, [step(1)])
@@ -421,6 +425,7 @@ def test_after_a_take_over_all_that_the_old_owner_tries_is_refused_and_the_new_o
     assert store.runs.finish(new, Status.SUCCEEDED)
 
 
+@pytest.mark.report("local-deadline")
 def test_a_holder_always_stops_before_the_store_gives_its_lease_away(store, tables, key):
     """ttl 60, interval 10: the holder believes in 50 seconds from the send, the store in 60 from then on."""
     before = store.now()

@@ -219,6 +219,7 @@ class TestStatistics:
 
 
 class TestPrune:
+    @pytest.mark.report("pruning")
     def test_what_ended_well_and_badly_has_a_retention_each(self, store: Store) -> None:
         end(store, "well")
         end(store, "badly", Status.FAILED)
@@ -251,6 +252,7 @@ class TestPrune:
         store.queries.prune(0.0, 0.0, 100)
         assert find(store) == ["b"]
 
+    @pytest.mark.report("pruning")
     def test_what_is_live_or_set_aside_stays_for_ever(self, store: Store) -> None:
         set_aside(store, "set aside")
         fall_asleep(store, "asleep")
@@ -261,6 +263,7 @@ class TestPrune:
         assert store.queries.prune(0.0, 0.0, 100) == 0
         assert count_rows(store) == 3
 
+    @pytest.mark.report("many-timers", "pruning")
     def test_a_backlog_goes_a_batch_at_a_time_the_oldest_first(self, store: Store) -> None:
         for number in range(5):
             end(store, f"{number}")
@@ -292,6 +295,7 @@ class TestTimes:
         assert columns(store, "a").wake_at == at + timedelta(seconds=seconds)
 
 
+@pytest.mark.report("running-for-ever")
 def test_an_owner_is_shown_with_its_lease(store: Store) -> None:
     run(store, "a")
     (found,) = store.queries.find(Filter(owner=WORKER))

@@ -113,6 +113,7 @@ STRANGERS = [
 ]
 
 
+@pytest.mark.report("fencing")
 @pytest.mark.parametrize("stranger", STRANGERS, ids=lambda stranger: stranger.__name__)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_write_without_the_current_lease_is_refused_and_changes_nothing(
@@ -295,6 +296,7 @@ def test_a_park_clears_the_mark_of_a_worker_that_is_stopping(store, tables, key)
     assert tables.row()["draining"] is False
 
 
+@pytest.mark.report("racing-arms")
 @pytest.mark.parametrize("seconds", [60, None])
 def test_a_park_whose_answer_was_lost_is_accepted_when_it_is_tried_again(store, tables, key, seconds):
     due = Due(seconds=60) if seconds else Due(at=store.now() + timedelta(seconds=60))
@@ -450,6 +452,7 @@ def test_a_row_ends_when_its_outcome_was_told(store, tables, key, status):
     assert row["token"] == 1
 
 
+@pytest.mark.report("one-outcome")
 def test_finishing_twice_keeps_the_first_status(store, tables, key):
     store.runs.end(key, VALUE, TTL)
     assert store.runs.finish(key, Status.SUCCEEDED)

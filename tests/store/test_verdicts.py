@@ -353,6 +353,7 @@ class TestMove:
         assert sleep_due_at(store, "retrying") == before["retrying"]
         assert columns(store, "running").wake_at == waits["running"]
 
+    @pytest.mark.report("lock-out")
     def test_a_row_that_somebody_holds_keeps_nobody_else_waiting(
         self, postgres_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

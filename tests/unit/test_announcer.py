@@ -36,6 +36,7 @@ def warnings_of_a_sleep(caplog, result_expires, **request):
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
+@pytest.mark.report("results-expire")
 @pytest.mark.parametrize("member_of", [{"group": "g"}, {"chord": {"task": "body"}}])
 @pytest.mark.parametrize("result_expires", [10, 3599.0, timedelta(minutes=59)])
 def test_a_member_that_sleeps_longer_than_results_are_kept_is_warned_of(caplog, result_expires, member_of):

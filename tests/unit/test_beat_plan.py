@@ -110,6 +110,7 @@ class TestRuns:
 
 
 class TestManySchedulers:
+    @pytest.mark.report("many-schedulers")
     def test_one_of_them_runs_it(self, world: World) -> None:
         world.schedule(report={}, other={"schedule": 7.0})
         beats = [world.start() for _ in range(3)]
@@ -152,6 +153,7 @@ class TestManySchedulers:
             other.run()
         assert world.sent() == [PLAIN]
 
+    @pytest.mark.report("missed-runs")
     def test_a_restart_makes_up_for_missed_runs_with_one(self, world: World) -> None:
         world.schedule(report={})
         world.start()
@@ -161,6 +163,7 @@ class TestManySchedulers:
         assert late.due_in is not None
         assert late.due_in <= 10
 
+    @pytest.mark.report("missed-runs")
     def test_a_scheduler_that_is_restarted_all_the_time_still_runs_long_intervals(self, world: World) -> None:
         world.schedule(report={"schedule": 60.0})
         for _ in range(13):

@@ -114,6 +114,7 @@ class TestRest:
         world = World(durable_poll_interval=3600)
         assert ticker_of(world, dispatcher).run_once() == LONGEST_WAIT
 
+    @pytest.mark.report("first-poll")
     def test_what_is_due_is_dispatched_and_the_next_round_comes_at_once(
         self, ticker: Ticker, store: Store, dispatcher: FakeDispatcher
     ) -> None:
@@ -166,6 +167,7 @@ class TestIdle:
 
 
 class TestOutages:
+    @pytest.mark.report("database-restart")
     def test_a_database_that_is_away_is_said_once_and_tried_again(
         self,
         world: World,
@@ -258,6 +260,7 @@ class TestOutages:
         assert len(told) == 3
         assert "durable upgrade" in told[0].message
 
+    @pytest.mark.report("unreadable-row")
     def test_anything_else_that_fails_is_logged_and_the_next_round_comes(
         self, ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -327,6 +330,7 @@ class TestHouse:
 
 
 class TestHealthFile:
+    @pytest.mark.report("database-restart")
     def test_it_says_how_it_goes(
         self, world: World, dispatcher: FakeDispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

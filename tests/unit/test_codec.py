@@ -119,6 +119,7 @@ def test_what_cannot_be_encoded_is_refused_by_an_error_that_can_itself_be_journa
     assert looks(first) == looks(again) == looks(refused.value)
 
 
+@pytest.mark.report("limits")
 @pytest.mark.parametrize("size", [98, 99])
 def test_the_limit_counts_encoded_bytes_and_is_itself_allowed(size):
     codec = Codec("json", limit=100)

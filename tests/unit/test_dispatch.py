@@ -156,6 +156,7 @@ class TestMetrics:
 
 
 class TestPass:
+    @pytest.mark.report("backlog")
     def test_it_goes_on_until_nothing_is_due(
         self, store: Store, publisher: FakePublisher, dispatcher: Dispatcher
     ) -> None:

@@ -104,6 +104,7 @@ def test_a_sleep_without_any_length_is_refused():
         seconds_of(None, {})
 
 
+@pytest.mark.report("absurd-times")
 @given(st.one_of(st.integers(), st.floats(), st.decimals(), st.fractions(), st.timedeltas()))
 def test_every_number_gives_a_usable_length_or_a_value_error(duration):
     try:

@@ -184,6 +184,7 @@ def fail(message="no"):
 # -- steps -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.report("step-once")
 def test_a_fresh_step_runs_and_is_journaled(run, world):
     assert run().step(pay, (1,), {"y": 2}) == 1
 
@@ -192,6 +193,7 @@ def test_a_fresh_step_runs_and_is_journaled(run, world):
     assert world.journal[0].payload == b"1"
 
 
+@pytest.mark.report("step-once")
 def test_a_journaled_step_returns_its_result_and_runs_zero_times(run, world):
     execution = run(entry(1, Kind.STEP, "pay", value={"a": [1]}))
 
@@ -219,6 +221,7 @@ def test_positions_are_counted_in_program_order_whatever_the_kind(run, world):
     assert world.kinds == [(1, "step", "pay"), (2, "sleep", ""), (3, "step", "pay"), (4, "sleep", "")]
 
 
+@pytest.mark.report("step-once")
 def test_a_step_that_raises_leaves_nothing_behind_as_long_as_nobody_handles_it(run, world):
     execution = run()
     with pytest.raises(ValueError, match="no"):
@@ -295,6 +298,7 @@ def test_a_failure_that_cannot_be_rebuilt_is_step_failed_on_the_first_run_too(ru
     assert again.value.args == first.value.args
 
 
+@pytest.mark.report("limits")
 def test_a_result_over_the_limit_is_refused_before_anything_is_written(run, world):
     execution = run()
     with pytest.raises(PayloadTooLarge, match="takes 203 bytes, over the limit of 200"):
@@ -379,6 +383,7 @@ def test_a_step_is_named_after_what_it_calls():
 # -- divergence ------------------------------------------------------------------------------------
 
 
+@pytest.mark.report("divergence")
 @pytest.mark.parametrize(
     ("journaled", "call", "words"),
     [
@@ -466,6 +471,7 @@ def test_a_durable_call_from_another_thread_is_refused_and_takes_no_position(run
     assert world.events == []
 
 
+@pytest.mark.report("limits")
 def test_at_the_step_limit_a_call_is_allowed_and_one_past_it_refused(run, world):
     execution = run(step_limit=3)
     execution.step(pay, (), {})
@@ -525,6 +531,7 @@ def test_a_park_that_was_swallowed_all_the_same_is_found_out_at_the_next_call(ru
     assert calls == []
 
 
+@pytest.mark.report("overdue-returns-at-once")
 def test_a_sleep_that_is_over_returns_at_once_and_asks_nobody(run, world):
     long_ago = EPOCH - timedelta(days=9)
     execution = run(entry(1, Kind.SLEEP, due_at=long_ago, is_over=True))
@@ -534,6 +541,7 @@ def test_a_sleep_that_is_over_returns_at_once_and_asks_nobody(run, world):
     assert world.events == []
 
 
+@pytest.mark.report("stored-time-wins")
 @pytest.mark.parametrize("argument", [5 * YEAR, 1, 0])
 def test_a_sleep_that_is_not_over_parks_again_with_its_stored_due_time(run, world, argument):
     due_at = world.time + timedelta(hours=2)
@@ -547,6 +555,7 @@ def test_a_sleep_that_is_not_over_parks_again_with_its_stored_due_time(run, worl
     assert world.journal == []  # it is journaled already
 
 
+@pytest.mark.report("stored-time-wins")
 @pytest.mark.parametrize("hours", [-9, 1, 9])
 def test_sleep_until_another_instant_keeps_the_stored_one(run, world, hours):
     due_at = world.time + timedelta(hours=2)
@@ -678,6 +687,7 @@ def test_of_a_time_that_was_heard_the_two_readings_lie_around_the_truth():
     assert (heard.blur, heard.age(13)) == (2, 1)
 
 
+@pytest.mark.report("moved-clock")
 @pytest.mark.parametrize("claim_took", [0.01, 0.2, 3, 40])
 @pytest.mark.parametrize("answer_takes", [0, 0.2])
 @pytest.mark.parametrize("seconds", [0.3, 0.9, 60])

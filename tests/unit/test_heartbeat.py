@@ -247,6 +247,7 @@ def test_the_deadline_counts_from_the_send_of_a_renewal_that_takes_its_time(star
     assert beat.lease.deadline == 1_010 + 50
 
 
+@pytest.mark.report("lost-ends-heartbeat")
 def test_a_lost_lease_is_touched_once_and_the_run_told_once(start, beats, store, clock, losses):
     beat = start()
     store.taken = {beat.lease.key}
@@ -346,6 +347,7 @@ def test_what_was_not_renewed_is_no_loss_while_the_database_does_not_say_why(
     assert locked.is_running
 
 
+@pytest.mark.report("guard")
 def test_an_error_is_no_loss_and_is_tried_again_sooner(start, beats, store, clock, losses):
     beat = start()
     store.error = StoreUnavailable("it is away")
@@ -360,6 +362,7 @@ def test_an_error_is_no_loss_and_is_tried_again_sooner(start, beats, store, cloc
     assert losses.told == []
 
 
+@pytest.mark.report("guard")
 def test_errors_until_the_deadline_are_a_renewal_that_timed_out(start, beats, store, clock, losses):
     beat = start()
     store.error = StoreUnavailable("it is away")
@@ -428,6 +431,7 @@ def test_a_loss_that_the_run_found_itself_is_told_too(start, beats, clock, losse
 # -- stop ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.report("heartbeat-stop")
 def test_a_heartbeat_that_was_stopped_renews_no_more(start, beats, store, clock):
     beat = start()
     beat.stop()
@@ -542,6 +546,7 @@ def test_a_lease_that_is_due_sooner_than_all_others_is_not_overlooked(threaded, 
     eventually(lambda: store.renewed_ids == [["quick"]])
 
 
+@pytest.mark.report("connections-per-task")
 def test_many_leases_take_two_threads(threaded, moving, losses):
     before = threading.active_count()
     for number in range(100):
@@ -586,6 +591,7 @@ def test_a_renewal_that_hangs_holds_up_no_deadline_of_any_lease(threaded, moving
     answer.set()
 
 
+@pytest.mark.report("heartbeat-stop")
 def test_stopping_does_not_wait_for_a_renewal_that_hangs(threaded, moving, store, losses):
     answer = threading.Event()
     beat = hold(threaded, moving, losses)

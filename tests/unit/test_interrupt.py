@@ -336,6 +336,7 @@ class TestSignals:
             os._exit(0 if callable(signal.getsignal(INTERRUPT_SIGNAL)) else 1)
         assert os.waitpid(pid, 0)[1] == 0
 
+    @pytest.mark.report("loss-stops-the-run")
     def test_a_blocked_call_ends(self, signals: SignalDelivery) -> None:
         run = Run()
         lock = threading.Lock()

@@ -26,6 +26,7 @@ def test_a_lease_says_whose_and_which_it_is(lease):
     assert (lease.task_id, lease.owner, lease.token) == ("id", "celery@host:1:abc", 3)
 
 
+@pytest.mark.report("local-deadline")
 def test_of_sixty_seconds_with_an_interval_of_ten_the_holder_believes_in_fifty(lease, clock):
     assert lease.remaining == 50
     clock.now += 49.999
@@ -55,6 +56,7 @@ def test_the_seconds_count_from_when_a_renewal_was_sent(lease, clock):
     assert lease.remaining == 30  # of the 50 since the send, 20 went by until the answer
 
 
+@pytest.mark.report("local-deadline")
 @pytest.mark.parametrize("answer_takes", [0, 9, 10, 11, 49])
 def test_a_slow_renewal_never_makes_the_holder_believe_longer_than_the_store(lease, clock, answer_takes):
     sent_at = clock.now
@@ -74,6 +76,7 @@ def test_an_old_answer_that_comes_late_does_not_shorten_the_lease(lease, clock):
     assert lease.remaining == 50
 
 
+@pytest.mark.report("guard")
 def test_a_lease_that_was_lost_stays_lost(lease):
     assert lease.mark_lost("it was taken")
     lease.renewed(sent_at=1_100.0)
@@ -86,6 +89,7 @@ def test_a_lease_that_was_lost_stays_lost(lease):
     assert lease.lost_event.is_set()
 
 
+@pytest.mark.report("guard")
 def test_a_lease_that_timed_out_stays_timed_out_even_if_the_renewal_is_confirmed_later(lease, clock):
     clock.now += 50
     lease.renewed(sent_at=clock.now - 1)

@@ -16,12 +16,14 @@ STEP = JournalEntry(2, Kind.STEP, "pay")
 FAILED_STEP = JournalEntry(3, Kind.ERROR, "pay")
 
 
+@pytest.mark.report("timer-id")
 def test_the_timer_id_of_a_task_and_position_is_the_same_for_ever():
     # Written down: a release that computed another id would lose the timers of what sleeps.
     assert timer_id("task", 1) == "5d153d4c-52cb-5e61-b00e-686fdd584096"
     assert timer_id("task", 1) == str(uuid.uuid5(TIMER_NAMESPACE, "task/1"))
 
 
+@pytest.mark.report("timer-id")
 @given(st.text(), st.integers(1, 10**6), st.text(), st.integers(1, 10**6))
 def test_another_task_or_position_gives_another_timer_id(task, position, other_task, other_position):
     is_same = (task, position) == (other_task, other_position)

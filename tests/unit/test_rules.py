@@ -356,6 +356,7 @@ def test_a_crash_that_is_excused_leaves_the_count_as_it_was():
 # -- pauses ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.report("kills-its-worker")
 def test_the_first_crash_is_made_up_for_at_once_and_the_next_ones_wait_longer_and_longer():
     assert [crash_delay(n) for n in range(6)] == [0, 0, 2, 4, 8, 16]
     assert crash_delay(1_000) == CRASH_CEILING

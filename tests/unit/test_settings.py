@@ -386,6 +386,7 @@ def test_a_third_of_the_ttl_is_often_enough(ttl):
     assert read(lease_ttl=0.3, heartbeat_interval=0.1).heartbeat_interval == 0.1
 
 
+@pytest.mark.report("taken-for-dead")
 @pytest.mark.parametrize(
     "pair",
     [

@@ -191,6 +191,7 @@ class TestStopping:
 
 
 class TestRounds:
+    @pytest.mark.report("second-copy")
     def test_a_message_that_waits_too_long_is_adopted_once(
         self, side: Side, new: New, clock: SimpleNamespace
     ) -> None:

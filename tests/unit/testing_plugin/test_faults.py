@@ -99,6 +99,7 @@ class TestCrashes:
         assert result.get() == 5
         assert (did.count("charge 5"), did.count("receipt")) == (1, 2)
 
+    @pytest.mark.report("kills-its-worker")
     def test_a_task_that_kills_its_workers_is_quarantined_and_can_be_released(
         self, durable_app, durable_clock, pay
     ):
@@ -142,6 +143,7 @@ class TestCrashes:
 
 
 class TestLostLeases:
+    @pytest.mark.report("loss-is-no-failure")
     def test_a_run_that_loses_its_lease_is_refused_and_another_one_goes_on(
         self, durable_app, durable_clock, did
     ):
@@ -161,6 +163,7 @@ class TestLostLeases:
         assert result.get() == 2
         assert did == ["begin 1", "begin 2", "upload 2"]
 
+    @pytest.mark.report("loss-stops-the-run")
     def test_the_next_run_loses_it_where_the_test_says(self, durable_clock, pay, did):
         durable_clock.lose_lease(at=Point.STEP_RAN)
         result = pay.delay(5)

@@ -119,6 +119,7 @@ class TestSleeping:
         durable_clock.advance(days=2)
         assert result.ready()
 
+    @pytest.mark.report("eager")
     def test_finish_goes_from_sleep_to_sleep(self, durable_clock, onboard):
         began = durable_clock.now()
 
