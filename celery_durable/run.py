@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -95,6 +95,8 @@ class TaskRun:
         self.greenlet: Any = None
         #: Set by the worker: interrupts the body when the lease is lost.
         self.interrupt: Callable[[TaskRun, Outcome | None], None] | None = None
+        #: Set by the worker: what is on while the body is.
+        self.around_body: Callable[[], AbstractContextManager[None]] = nullcontext
         #: Set by the worker: tells its main process that the lease is lost.
         self.report_loss: Callable[[], None] | None = None
         self._send = send
@@ -154,7 +156,8 @@ class TaskRun:
         """The stretch in which durable calls belong to this run, and in which it may be interrupted."""
         token = current_run.set(self.execution)
         try:
-            return self.shield.run(body)
+            with self.around_body():
+                return self.shield.run(body)
         finally:
             current_run.reset(token)
 

@@ -13,27 +13,29 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
+from celery_durable.clock import monotonic
+
 #: Raises its argument in the thread of the run; None withdraws what has not been raised yet.
 AsyncRaise = Callable[[type[BaseException] | None], None]
 
 Value = TypeVar("Value")
 
-_at_work: ContextVar[bool] = ContextVar("celery_durable_at_work", default=False)
+_work_began: ContextVar[float | None] = ContextVar("celery_durable_work_began", default=None)
 
 
 @contextmanager
 def at_work() -> Iterator[None]:
     """The whole of our work on one delivery: its claim, its run, its settling."""
-    token = _at_work.set(True)
+    token = _work_began.set(monotonic())
     try:
         yield
     finally:
-        _at_work.reset(token)
+        _work_began.reset(token)
 
 
-def is_at_work() -> bool:
-    """Whether this thread works on a durable delivery."""
-    return _at_work.get()
+def work_began() -> float | None:
+    """The monotonic instant at which this thread began to work on a durable delivery. None: it does not."""
+    return _work_began.get()
 
 
 class Shield:

@@ -21,7 +21,7 @@ from celery_durable.worker.interrupt import (
     deliver_to_nobody,
     deliver_to_thread,
 )
-from celery_durable.worker.limits import guard_soft_limit
+from celery_durable.worker.limits import guard_soft_limit, missed_limit_again
 from celery_durable.worker.pipe import ClaimsPipe, PipeReporter
 from celery_durable.worker.steps import PipeThread
 from celery_durable.worker.upkeep import Upkeep
@@ -112,7 +112,9 @@ class WorkerSide:
             import gevent  # noqa: PLC0415 - only where the worker runs on it
 
             run.greenlet = gevent.getcurrent()
-        if self.pool != PREFORK:
+        if self.pool == PREFORK:
+            run.around_body = missed_limit_again
+        else:
             self._runs[number] = run
 
     def interrupt_delivery(self, number: int) -> bool:

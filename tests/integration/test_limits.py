@@ -74,13 +74,18 @@ class TestSoftLimits:
     def test_a_soft_limit_never_hits_a_claim(self, bench: Bench) -> None:
         """The database stands still while the limit passes."""
         proxy = bench.proxy(bench.store_url)
-        worker = bench.worker(env={"CELERY_DURABLE_DATABASE_URL": proxy.url}, concurrency=1)
+        worker = bench.worker(env={"CELERY_DURABLE_DATABASE_URL": proxy.url}, concurrency=2)
         proxy.freeze()
-        result = bench.project.heeds_soft_limit.apply_async((0.5,), soft_time_limit=1)
-        bench.wait_for(lambda: "Soft time limit" in worker.logs(), message="the limit has passed")
+        results = [
+            bench.project.heeds_soft_limit.apply_async((seconds,), soft_time_limit=1)
+            for seconds in (0.5, 120)
+        ]
+        bench.wait_for(lambda: worker.logs().count("Soft time limit") == 2, message="the limits have passed")
         proxy.heal()
-        assert result.get(timeout=20) == "done"
-        assert tokens_of(bench, result) == [1]
+        # It counts again for the body.
+        assert [result.get(timeout=20) for result in results] == ["done", "limited"]
+        for result in results:
+            assert tokens_of(bench, result) == [1]
         assert_no_traceback(bench)
 
 
