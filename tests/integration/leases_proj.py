@@ -151,9 +151,9 @@ def wait_for_lock(seconds: float) -> None:
 
 
 def sleep_in_place(seconds: float) -> None:
-    """Short durable sleeps, each under the lease."""
-    for _ in range(int(seconds / 0.9)):
-        sleep(0.9)
+    """Short durable sleeps, each under the lease also where the database answers slowly."""
+    for _ in range(int(seconds / 0.5)):
+        sleep(0.5)
 
 
 def hold_the_interpreter(seconds: float) -> None:

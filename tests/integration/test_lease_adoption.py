@@ -14,7 +14,7 @@ from tests.integration.support import assert_no_traceback, wait_for_status
 from tests.nodes import Bench, on
 from tests.nodes.rabbit import RabbitServer
 
-#: Seconds of a broker's patience with an unacknowledged message, and between two looks of it (a minute, else).
+#: Seconds of the patience of a broker with what is not acknowledged, and between two looks (else a minute).
 PATIENCE, LOOK = 5.0, 0.5
 #: Seconds for which a message waits in this worker before it becomes a row.
 ADOPT_AFTER = 1.5

@@ -45,6 +45,7 @@ def assert_ran_once(bench: Bench, results: list) -> None:  # type: ignore[type-a
 
 @on("redis-postgres")
 class TestShortOutages:
+    @pytest.mark.report("taken-for-dead")
     @pytest.mark.parametrize("pool", ["prefork", "threads"])
     def test_no_lease_of_6_s_is_lost_when_the_database_is_away_for_4(
         self, bench: Bench, proxy: FaultProxy, pool: str
@@ -61,6 +62,7 @@ class TestShortOutages:
         assert "Leases are being renewed again" in worker.logs()
         assert_no_traceback(bench)
 
+    @pytest.mark.report("taken-for-dead")
     def test_a_process_that_stands_still_for_less_than_its_ttl_goes_on(self, bench: Bench) -> None:
         worker = bench.worker(concurrency=1)
         bench.beat()
@@ -73,12 +75,22 @@ class TestShortOutages:
         assert result.get(timeout=30) == ["polite", 1]
         assert_ran_once(bench, [result])
 
-    def test_locks_that_others_hold_on_the_rows_cost_no_lease(self, bench: Bench) -> None:
+    @pytest.mark.report("lock-out")
+    def test_neither_a_database_that_stands_still_nor_locks_that_others_hold_cost_a_lease(
+        self, bench: Bench
+    ) -> None:
+        bench.configure(durable_heartbeat_interval=2)
         bench.worker(concurrency=4)
         bench.beat()
-        results = [bench.project.work.delay("polite", 7) for _ in range(4)]
+        results = [bench.project.work.delay("polite", 11) for _ in range(4)]
         for result in results:
             wait_for_step(bench, result, "tick")
+        assert bench.store_server is not None
+        bench.store_server.freeze()
+        time.sleep(3)
+        bench.store_server.thaw()
+        # Each is renewed again before the next stretch.
+        time.sleep(2)
         store = bench.app().durable.store
         with store.database.transaction() as connection:
             connection.exec_driver_sql("SELECT * FROM durable_executions FOR UPDATE").all()
@@ -86,10 +98,29 @@ class TestShortOutages:
         assert [result.get(timeout=30) for result in results] == [["polite", 1]] * 4
         assert_ran_once(bench, results)
 
+    def test_a_row_that_is_locked_for_too_long_costs_its_own_lease_only(self, bench: Bench) -> None:
+        """One process has all the leases, and renews them together."""
+        bench.worker(pool="threads", concurrency=4)
+        bench.beat()
+        results = [bench.project.work.delay("polite", TTL + 5, 0.1) for _ in range(4)]
+        for result in results:
+            wait_for_step(bench, result, "tick")
+        locked, *others = results
+        store = bench.app().durable.store
+        with store.database.transaction() as connection:
+            select = "SELECT * FROM durable_executions WHERE task_id = %(id)s FOR UPDATE"
+            connection.exec_driver_sql(select, {"id": locked.id}).one()
+            wait_for_step(bench, locked, "left", timeout=TTL + 3)
+        assert [result.get(timeout=30) for result in results] == [["polite", 2], *[["polite", 1]] * 3]
+        assert_ran_once(bench, others)
+        assert tokens_of(bench, locked, "lease_lost") == [1]
+        assert tokens_of(bench, locked) == [1, 2]
+
 
 @on("redis-postgres")
 class TestLongOutages:
-    @pytest.mark.parametrize("pool", ["threads", "gevent"])
+    @pytest.mark.report("two-processes")
+    @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
     def test_every_run_stops_before_its_lease_ends_and_every_task_is_done_afterwards(
         self, bench: Bench, proxy: FaultProxy, pool: str
     ) -> None:
@@ -114,6 +145,7 @@ class TestLongOutages:
         for result in results:
             assert result.get(timeout=30)[1] == tokens_of(bench, result)[-1]
             assert len(tokens_of(bench, result, "done")) == 1
+            wait_for_step(bench, result, "success")
             assert bench.witness.count(result.id, "success") == 1
         assert worker.running
 
