@@ -55,14 +55,12 @@ class FencedChange:
         """
         database = self._context.database
         if not entries:
-            with database.statements() as connection:
-                return self._apply_alone(connection, key, values)
+            return self._apply_alone(None, key, values)
         if database.dialect_name == "postgresql" and len(entries) <= FEW:
             given = {**lease_values(key), **values, "sleeps_until": sleeps_until}
             for number, entry in enumerate(entries):
                 given |= entry_values(number, key.task_id, entry)
-            with database.statements() as connection:
-                return _change_of(self._prepared(len(entries)).first(connection, given))
+            return _change_of(self._prepared(len(entries)).first(given))
         with database.transaction() as connection:
             return self.apply_within(connection, key, values, entries, sleeps_until)
 
@@ -84,8 +82,10 @@ class FencedChange:
             self._journal.write(connection, key.task_id, entries, sleeps_until or change.wake_at)
         return change
 
-    def _apply_alone(self, connection: Connection, key: LeaseKey, values: Mapping[str, Any]) -> Change | None:
-        return _change_of(self._alone.first(connection, {**lease_values(key), **values}))
+    def _apply_alone(
+        self, connection: Connection | None, key: LeaseKey, values: Mapping[str, Any]
+    ) -> Change | None:
+        return _change_of(self._alone.first({**lease_values(key), **values}, connection))
 
     def _update(self) -> Any:
         context, executions = self._context, self._context.schema.executions

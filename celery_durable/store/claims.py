@@ -106,8 +106,7 @@ class Claims:
         outage: Outage | None,
     ) -> Claim | Refusal | Scheduled | None:
         """One look at the row and what follows from it; None: it came into being meanwhile."""
-        row, now = self._locked(connection, delivery.task_id)
-        ruling = rule_on_delivery(row, delivery)
+        row, now, ruling = self._judged(connection, delivery)
         if ruling.action is Action.REFUSE:
             return Refusal(ruling.reason, ruling.is_fresh_send)
         if self._waits_for_its_eta(delivery, ruling, now):
@@ -149,8 +148,7 @@ class Claims:
         execution that waits for this very message is left as it is.
         """
         while True:
-            row, now = self._locked(connection, delivery.task_id)
-            ruling = rule_on_delivery(row, delivery)
+            row, now, ruling = self._judged(connection, delivery)
             if ruling.action is Action.REFUSE:
                 return Refusal(ruling.reason, ruling.is_fresh_send)
             if ruling.action is Action.TAKE:
@@ -180,8 +178,7 @@ class Claims:
         if delivery.is_wake or delivery.expires is not None:
             return False
         values = _new_values(delivery, Status.SCHEDULED, due, sends=sends)
-        with self._context.database.statements() as connection:
-            return self._opening.first(connection, values) is not None
+        return self._opening.first(values) is not None
 
     def keep(self, delivery: Delivery, resend_delay: float) -> Refusal | None:
         """Make a row of a message that cannot run now: what a claim would do, without running anything.
@@ -209,8 +206,7 @@ class Claims:
     def _open_at_once(self, delivery: Delivery, owner: str, ttl: float) -> Claim | None:
         """The usual first delivery in one statement; None where a row exists."""
         values = _new_values(delivery, Status.RUNNING, Due(seconds=ttl), owner=owner, token=1)
-        with self._context.database.statements() as connection:
-            opened = self._opening.first(connection, values)
+        opened = self._opening.first(values)
         if opened is None:
             return None
         return _first_claim(LeaseKey(delivery.task_id, owner, 1), opened["updated_at"], None)
@@ -244,6 +240,16 @@ class Claims:
             "updated_at": now,
             "created_at": now,
         }
+
+    def _judged(self, connection: Connection, delivery: Delivery) -> tuple[Row | None, datetime, Ruling]:
+        """The row of a delivery's task, held; the database's time; what to do."""
+        try:
+            row, now = self._locked(connection, delivery.task_id)
+        except ValueError as error:
+            # It stays as it is, for a person to look at. Whoever brought the message goes on.
+            row, now = None, connection.execute(select(self._context.now())).scalar_one()
+            return row, now, Ruling(Action.REFUSE, f"its row cannot be read: {error}")
+        return row, now, rule_on_delivery(row, delivery)
 
     def _locked(self, connection: Connection, task_id: str) -> tuple[Row | None, datetime]:
         """The row of a task, held until the transaction ends, and the database's time."""
@@ -293,7 +299,7 @@ class Claims:
             key=LeaseKey(row.task_id, owner, row.token + 1),
             status=status,
             outcome=outcome,
-            journal=() if outcome is not None else self._journal.read(connection, row.task_id),
+            journal=() if outcome is not None else self._journal.read(row.task_id, connection),
             crashes=crashes,
             recovered=row.lease_expired or row.status == Status.RUNNING,
             claimed_at=row.now,
@@ -322,8 +328,8 @@ class Claims:
         if row is None:
             # Two deliveries of one id may race here on PostgreSQL, where nothing was there to lock:
             # the second waits for the first to commit, and then looks again.
-            return None if self._opening.first(connection, values) is None else token
-        self._reopening.count(connection, values)
+            return None if self._opening.first(values, connection) is None else token
+        self._reopening.count(values, connection)
         self._journal.clear(connection, delivery.task_id)
         return token
 

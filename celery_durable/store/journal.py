@@ -33,9 +33,9 @@ class JournalRows:
         is_over = and_(due_at.is_not(None), due_at <= self._context.now())
         return (*self._journal.c, is_over.label("is_over"))
 
-    def read(self, connection: Connection, task_id: str) -> tuple[JournalEntry, ...]:
+    def read(self, task_id: str, connection: Connection | None = None) -> tuple[JournalEntry, ...]:
         """All entries of an execution, in order."""
-        found = self._reading.all(connection, {"the_task_id": task_id})
+        found = self._reading.all({"the_task_id": task_id}, connection)
         return tuple(entry_of(row) for row in found)
 
     def _read(self) -> Any:
@@ -52,7 +52,7 @@ class JournalRows:
         """Write entries in the transaction of the change that they belong to."""
         for entry in entries:
             values = entry_values(0, task_id, entry)
-            self._writing.count(connection, {**values, "sleeps_until": sleeps_until})
+            self._writing.count({**values, "sleeps_until": sleeps_until}, connection)
 
     def _write(self) -> Any:
         return self.insert().values(self.new_entry(0, bindparam("sleeps_until", type_=UtcDateTime())))

@@ -23,7 +23,7 @@ Convert = Callable[[Any], Any]
 
 
 class Prepared:
-    """One statement with named values (``bindparam``).
+    """One statement with named values (``bindparam``), in the caller's transaction or as one of its own.
 
     ``build`` makes it, and may be called again: where tests travel in time, it may be a part of the text.
     """
@@ -34,26 +34,36 @@ class Prepared:
         # By the clock. Two threads that come first together compile it twice, which does no harm.
         self._compiled: dict[str, _Compiled] = {}
 
-    def first(self, connection: Connection, values: Mapping[str, Any]) -> Row | None:
+    def first(self, values: Mapping[str, Any], connection: Connection | None = None) -> Row | None:
         """The first row that it returns."""
-        rows = self.all(connection, values)
+        rows = self.all(values, connection)
         return rows[0] if rows else None
 
-    def all(self, connection: Connection, values: Mapping[str, Any]) -> list[Row]:
+    def all(self, values: Mapping[str, Any], connection: Connection | None = None) -> list[Row]:
         """The rows that it returns."""
-        compiled = self._compiled_for(connection)
-        return [compiled.decoded(row) for row in compiled.run(connection, values)]
+        compiled = self._compiled_now()
+        rows, _ = self._run(compiled, values, connection)
+        return [compiled.decoded(row) for row in rows]
 
-    def count(self, connection: Connection, values: Mapping[str, Any]) -> int:
+    def count(self, values: Mapping[str, Any], connection: Connection | None = None) -> int:
         """Run it. Returns the number of rows that it has changed."""
-        found: int = self._compiled_for(connection).run(connection, values).rowcount
-        return found
+        _, changed = self._run(self._compiled_now(), values, connection)
+        return changed
 
-    def _compiled_for(self, connection: Connection) -> _Compiled:
+    def _run(
+        self, compiled: _Compiled, values: Mapping[str, Any], connection: Connection | None
+    ) -> tuple[Any, int]:
+        parameters = compiled.parameters(values)
+        if connection is None:
+            return self._context.database.execute(compiled.text, parameters)
+        result = connection.exec_driver_sql(compiled.text, parameters)
+        return (result.all() if result.returns_rows else ()), result.rowcount
+
+    def _compiled_now(self) -> _Compiled:
         clock = self._context.clock_name
         compiled = None if clock is None else self._compiled.get(clock)
         if compiled is None:
-            compiled = _Compiled.of(self._build(), connection.dialect)
+            compiled = _Compiled.of(self._build(), self._context.database.engine.dialect)
             if clock is not None:
                 self._compiled[clock] = compiled
         return compiled
@@ -97,14 +107,13 @@ class _Compiled:
             tuple((column.key, _result_of(column.type, dialect)) for column in statement.exported_columns),
         )
 
-    def run(self, connection: Connection, values: Mapping[str, Any]) -> Any:
+    def parameters(self, values: Mapping[str, Any]) -> Any:
         given = {**self.constants, **values}
         for name, ask in self.current:
             given[name] = ask()
         for name, convert in self.binds:
             given[name] = convert(given[name])
-        parameters: Any = given if self.order is None else tuple(given[name] for name in self.order)
-        return connection.exec_driver_sql(self.text, parameters)
+        return given if self.order is None else tuple(given[name] for name in self.order)
 
     def decoded(self, row: Any) -> Row:
         return {

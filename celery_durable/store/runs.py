@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Boolean, Connection, bindparam, case, select, update
+from sqlalchemy import Boolean, bindparam, case, select, update
 
 from celery_durable.records import (
     Due,
@@ -16,11 +16,8 @@ from celery_durable.records import (
     LeaseKey,
     Message,
     Outcome,
-    Outgoing,
-    Refusal,
     Status,
 )
-from celery_durable.rules import DISPATCH_LEASE
 from celery_durable.store.base import (
     Context,
     due_values,
@@ -36,7 +33,7 @@ from celery_durable.store.changes import Change, FencedChange
 from celery_durable.store.claims import Claims
 from celery_durable.store.dialect import unhurried_commit
 from celery_durable.store.journal import JournalRows
-from celery_durable.store.outbox import enqueue
+from celery_durable.store.outbox import begin_all
 from celery_durable.store.prepared import Prepared
 
 #: What an execution is without that nobody owns.
@@ -150,7 +147,7 @@ class Runs:
             with self._context.database.transaction() as connection:
                 change = self._ending.apply_within(connection, key, values, entries)
                 if change is not None:
-                    ended = self._follow_all(connection, followers, change)
+                    ended = begin_all(connection, self._context, self._claims, followers, change.now)
         elif self._ending.apply(key, values, entries) is not None:
             ended = Ended((), ())
         if ended is None:
@@ -172,24 +169,9 @@ class Runs:
             )
             return found.first() is not None
 
-    def _follow_all(self, connection: Connection, followers: Sequence[Follower], change: Change) -> Ended:
-        # The worker sends them right after the commit. Until then they are taken, as by a scheduler.
-        taken_until = change.now + timedelta(seconds=DISPATCH_LEASE)
-        outgoing: list[Outgoing] = []
-        refused: list[tuple[Follower, Refusal]] = []
-        for follower in followers:
-            due, sends = (Due(at=taken_until), 1) if follower.due is None else (follower.due, 0)
-            refusal = enqueue(connection, self._context, self._claims, follower, due, sends=sends)
-            if refusal is not None:
-                refused.append((follower, refusal))
-            elif follower.due is None:
-                outgoing.append(_outgoing(follower, taken_until))
-        return Ended(tuple(outgoing), tuple(refused))
-
     def finish(self, key: LeaseKey, status: str) -> bool:
         """End the execution: its outcome is known to have been told."""
-        with self._context.database.statements() as connection:
-            return self._finishing.count(connection, {**lease_values(key), "the_status": status}) == 1
+        return self._finishing.count({**lease_values(key), "the_status": status}) == 1
 
     def _finish(self) -> Any:
         context, executions = self._context, self._executions
@@ -247,17 +229,3 @@ def _progress() -> dict[str, Any]:
 
 def _set_aside() -> dict[str, Any]:
     return {"status": Status.QUARANTINED, "wake_at": None, **_UNOWNED}
-
-
-def _outgoing(follower: Follower, taken_until: datetime) -> Outgoing:
-    delivery = follower.delivery
-    return Outgoing(
-        key=follower.key,
-        status=Status.SCHEDULED if follower.is_durable else Status.OUTBOX,
-        task_name=delivery.task_name,
-        send_id=delivery.send_id,
-        message_version=delivery.version,
-        sends=1,
-        taken_until=taken_until,
-        message=delivery.message,
-    )

@@ -58,11 +58,11 @@ class Wakes:
         if self._is_one_statement:
             return self._take_with_journal(taking, delivery, values)
         with self._context.database.transaction() as connection:
-            seen = self._looking.first(connection, {"the_task_id": delivery.task_id})
-            taken = taking.first(connection, values)
+            seen = self._looking.first({"the_task_id": delivery.task_id}, connection)
+            taken = taking.first(values, connection)
             if seen is None or taken is None:
                 return None
-            entries = self._journal.read(connection, delivery.task_id)
+            entries = self._journal.read(delivery.task_id, connection)
         return _claim(delivery, owner, taken, seen["status"], entries)
 
     @property
@@ -72,14 +72,13 @@ class Wakes:
     def _take_with_journal(
         self, taking: Prepared, delivery: Delivery, values: Mapping[str, Any]
     ) -> Claim | None:
-        with self._context.database.statements() as connection:
-            found = taking.all(connection, values)
-            if not found:
-                return None
-            entries = tuple(entry_of(row) for row in found if row["position"] is not None)
-            if found[0]["token_seen"] + 1 != found[0]["new_token"]:
-                # It had to wait for the row, and the journal that it saw is from before that.
-                entries = self._journal.read(connection, delivery.task_id)
+        found = taking.all(values)
+        if not found:
+            return None
+        entries = tuple(entry_of(row) for row in found if row["position"] is not None)
+        if found[0]["token_seen"] + 1 != found[0]["new_token"]:
+            # It had to wait for the row, and the journal that it saw is from before that.
+            entries = self._journal.read(delivery.task_id)
         return _claim(delivery, values["the_owner"], found[0], found[0]["status_seen"], entries)
 
     def _look(self) -> Any:

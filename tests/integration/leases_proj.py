@@ -16,7 +16,7 @@ from typing import Any
 
 from celery import Celery, signals
 from celery.exceptions import SoftTimeLimitExceeded
-from sqlalchemy import Engine, event
+from sqlalchemy import Pool, event
 
 from celery_durable import Durable, DurableTask, current_lease, sleep, step
 from celery_durable.signals import lease_lost, task_quarantined, task_recovered
@@ -38,9 +38,9 @@ if os.environ.get("LEASES_ADOPT_AFTER"):
     upkeep.ADOPT_AFTER = float(os.environ["LEASES_ADOPT_AFTER"])
 if os.environ.get("LEASES_SPY"):
     # Which process uses which connection of the server.
-    @event.listens_for(Engine, "before_cursor_execute")
-    def on_statement(connection: Any, *args: Any) -> None:
-        Witness.here().saw("statement", str(connection.connection.driver_connection.info.backend_pid))
+    @event.listens_for(Pool, "checkout")
+    def on_checkout(connection: Any, *args: Any) -> None:
+        Witness.here().saw("statement", str(connection.info.backend_pid))
 
 
 TICK = 0.1

@@ -176,6 +176,7 @@ class Statements:
         self.compiled: list[str] = []
         engine = store.database.engine
         event.listen(engine, "before_cursor_execute", self._note)
+        self._execute, store.database.execute = store.database.execute, self._note_and_execute
         event.listen(engine, "begin", self._note_begin)
         event.listen(engine, "commit", lambda connection: self._note_end(connection, "COMMIT"))
 
@@ -183,6 +184,10 @@ class Statements:
         self.texts.append(" ".join(text.split()))
         if context.compiled is not None and context.cache_hit is not CacheStats.CACHE_HIT:
             self.compiled.append(self.texts[-1])
+
+    def _note_and_execute(self, text: str, parameters: Any) -> Any:
+        self.texts.append(" ".join(text.split()))
+        return self._execute(text, parameters)
 
     def _note_begin(self, connection: Any) -> None:
         # SQLite's own is an ordinary statement.
