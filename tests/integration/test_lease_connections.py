@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import psutil  # type: ignore[import-untyped]
@@ -52,6 +53,34 @@ def test_many_tasks_in_one_process_share_few_connections(private_bench: Bench, p
     for result in results[:5]:
         wait_for_status(bench, result.id, "succeeded")
         assert tokens_of(bench, result) == [1]
+
+
+@on("redis-postgres")
+def test_a_pool_process_that_is_replaced_leaves_no_connection_and_no_lease(bench: Bench) -> None:
+    # Reached by every process, after its first task.
+    worker = bench.worker("--max-memory-per-child=1", concurrency=1)
+    results = [bench.project.eats_memory.delay(1) for _ in range(4)]
+    pids = [result.get(timeout=40) for result in results]
+    assert len(set(pids)) == 4
+    bench.wait_for(lambda: not set(pids) & set(worker.tree()), message="the last one is replaced too")
+    for result in results:
+        found = wait_for_status(bench, result.id, "succeeded")
+        assert (found.owner, found.crashes, found.token) == (None, 0, 1)
+    assert bench.witness.count(step="lease_lost") == 0
+    bench.wait_for(lambda: sessions_of(bench) <= {*worker.tree()}, message="their connections are gone")
+
+
+def sessions_of(bench: Bench) -> set[int]:
+    """The processes that have connections to the database; this one's own apart."""
+    assert bench.store_server is not None
+    port = bench.store_server.port
+    return {
+        connection.pid
+        for connection in psutil.net_connections(kind="tcp")
+        if connection.raddr
+        and connection.raddr.port == port
+        and connection.pid not in (None, os.getpid(), *bench.store_server.tree())
+    }
 
 
 def connections_of(worker: Worker, bench: Bench) -> int:
