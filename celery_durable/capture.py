@@ -19,17 +19,12 @@ from kombu.utils.json import dumps, loads
 from kombu.utils.objects import cached_property
 
 from celery_durable.errors import ConfigurationError
-from celery_durable.message import HEADER, UNSTORED_PROPERTIES, as_bytes
+from celery_durable.message import HEADER, MANNER, UNSTORED_PROPERTIES, as_bytes
 from celery_durable.records import Due, Message
 from celery_durable.texts import flaw_of_message
 
 #: Where captured messages go while Celery is made to publish into our hands.
 _captured: ContextVar[list[Captured] | None] = ContextVar("celery_durable_captured", default=None)
-
-# Arguments of kombu's publish that say how to publish, not what.
-_MANNER = frozenset(
-    {"retry", "retry_policy", "declare", "timeout", "confirm_timeout", "mandatory", "immediate"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +94,7 @@ class CapturingProducer:
         properties = {
             name: getattr(value, "name", value)
             for name, value in options.items()
-            if name not in UNSTORED_PROPERTIES and name not in _MANNER and value is not None
+            if name not in UNSTORED_PROPERTIES and name not in MANNER and value is not None
         }
         message = Message(
             headers=dumps({name: value for name, value in headers.items() if name != HEADER}),

@@ -71,7 +71,10 @@ class Claiming:
                 logger.warning(
                     "%s[%s] is held: %s", delivery.task_name, delivery.task_id, error, extra=fields
                 )
-            except Exception:
+            except Exception as error:
+                if delivery.is_wake and self._clock.monotonic() >= give_up_at:
+                    # With a row that is to blame, each wake of it would hold a process for ever.
+                    return Refusal(f"its row will send another: {error!r:.200}")
                 # Whatever is wrong with the database (tables that are not there, a lack of rights): told as
                 # an error of the task it would be the end of its only message.
                 logger.exception("%s[%s] is held", delivery.task_name, delivery.task_id, extra=fields)

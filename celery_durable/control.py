@@ -11,9 +11,9 @@ from celery.app.control import Control
 from celery.app.task import Context
 from celery.utils.functional import maybe_list
 from kombu.utils.imports import symbol_by_name
-from kombu.utils.json import loads
 
 from celery_durable.errors import DurableError
+from celery_durable.message import headers_of
 from celery_durable.points import Point, reached
 from celery_durable.store.verdicts import Cancelled
 from celery_durable.texts import flaw_of_id
@@ -100,7 +100,7 @@ def store_revoked(app: Any, cancelled: Iterable[Cancelled]) -> None:
 
 def _store_revoked(app: Any, item: Cancelled) -> None:
     task = app.tasks.get(item.task_name)
-    headers = loads(item.headers or "{}")
+    headers = headers_of(item.headers or "{}")
     ignores = headers.get("ignore_result")
     if ignores is None and task is not None:
         ignores = task.ignore_result

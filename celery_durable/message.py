@@ -15,6 +15,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.json import dumps, loads
 
 from celery_durable.records import Delivery, Message, Outgoing, Status
+from celery_durable.texts import flaw_of_text, shortened
 
 #: Our one header: which send made the message, which version of it this is, which wake brought it.
 HEADER = "durable"
@@ -32,11 +33,46 @@ UNSTORED_PROPERTIES = frozenset(
         "expiration",
     }
 )
+#: Arguments of kombu's publish that say how to publish, not what. A message may not choose them.
+MANNER = frozenset(
+    {
+        "retry",
+        "retry_policy",
+        "declare",
+        "timeout",
+        "confirm_timeout",
+        "mandatory",
+        "immediate",
+        "serializer",
+    }
+)
+#: The largest whole number that a column of ours holds.
+_LARGEST = 2**31 - 1
 #: By this kombu knows an object that stands for what is not JSON: an instant, bytes.
 _MARKER = '"__type__"'
 _BROKER_HEADERS = re.compile(r"x-(death|first-death-|last-death-|delivery-count|opt-)")
 # RabbitMQ's native delayed delivery in Celery puts 28 binary digits before the routing key.
 _DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
+
+
+def received(
+    message: Any, headers: Mapping[str, Any], *, eta: datetime | None, expires: datetime | None
+) -> Delivery:
+    """A kombu Message as a delivery that a row can hold.
+
+    Raises ValueError, which says why, where no row can hold it. Whoever can send a message can write
+    anything into it: a worker must refuse that one and go on.
+    """
+    try:
+        delivery = delivery_of(headers, capture(message), eta=eta, expires=expires)
+    except (LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"its headers or properties cannot be kept: {error!r:.200}") from error
+    for name in ("content_type", "content_encoding", "compression", "exchange", "routing_key"):
+        value = getattr(delivery.message, name)
+        flaw = None if value is None else flaw_of_text(value)
+        if flaw is not None:
+            raise ValueError(f"its {name} {shortened(value)} {flaw}")
+    return delivery
 
 
 def capture(message: Any) -> Message:
@@ -48,7 +84,9 @@ def capture(message: Any) -> Message:
         if name not in (HEADER, "compression") and not _BROKER_HEADERS.match(name)
     }
     properties = {
-        name: value for name, value in (message.properties or {}).items() if name not in UNSTORED_PROPERTIES
+        name: value
+        for name, value in (message.properties or {}).items()
+        if name not in UNSTORED_PROPERTIES and name not in MANNER
     }
     info = message.delivery_info or {}
     return Message(
@@ -86,18 +124,28 @@ def delivery_of(
 ) -> Delivery:
     """What the claim has to know about a message that arrived."""
     mark = mark_of(headers)
-    wake = mark.get("wake")
+    send_id = mark.get("send_id")
     return Delivery(
         task_id=headers["id"],
         task_name=headers["task"],
-        send_id=mark.get("send_id"),
-        version=int(mark.get("version") or 0),
-        nesting=int(headers.get("replaced_task_nesting") or 0),
-        is_wake=wake is not None,
+        send_id=send_id if flaw_of_text(send_id) is None else None,
+        version=_count(mark.get("version")),
+        nesting=_count(headers.get("replaced_task_nesting")),
+        is_wake=mark.get("wake") is not None,
         eta=eta,
         expires=expires,
         message=message,
     )
+
+
+def wakes_of(headers: Mapping[str, Any]) -> int:
+    """Which wake of its wait a message is; 0: it is none."""
+    return _count(mark_of(headers).get("wake"))
+
+
+def _count(value: Any) -> int:
+    """A count in a header; what is none counts as nothing."""
+    return value if type(value) is int and 0 <= value <= _LARGEST else 0
 
 
 def delivery_from_headers(app: Any, headers: Mapping[str, Any], message: Message) -> Delivery:
@@ -118,7 +166,11 @@ def publish_arguments(outgoing: Outgoing) -> dict[str, Any]:
     Raises ValueError where the stored headers or properties cannot be read.
     """
     message = outgoing.message
-    headers, properties = _loads(message.headers), _loads(message.properties)
+    try:
+        headers, properties = _loads(message.headers), _loads(message.properties)
+    except Exception as error:
+        # kombu's decoder makes objects of what it finds, and each kind has errors of its own.
+        raise ValueError(f"its headers or properties cannot be read: {error!r:.200}") from error
     if not isinstance(headers, dict) or not isinstance(properties, dict):
         raise ValueError("headers and properties must be JSON objects")
     if outgoing.status != Status.OUTBOX:
@@ -128,7 +180,7 @@ def publish_arguments(outgoing: Outgoing) -> dict[str, Any]:
             "wake": outgoing.sends,
         }
     return {
-        **properties,
+        **{name: value for name, value in properties.items() if name not in MANNER},
         "body": message.body,
         "content_type": message.content_type or "application/data",
         "content_encoding": message.content_encoding or "binary",
@@ -137,6 +189,15 @@ def publish_arguments(outgoing: Outgoing) -> dict[str, Any]:
         "routing_key": message.routing_key,
         "headers": headers,
     }
+
+
+def headers_of(text: str) -> dict[str, Any]:
+    """The headers of a stored message, for whoever looks at it; none where they cannot be read."""
+    try:
+        headers = _loads(text)
+    except Exception:  # noqa: BLE001 - as above
+        return {}
+    return headers if isinstance(headers, dict) else {}
 
 
 def _loads(text: str) -> Any:

@@ -47,6 +47,10 @@ class OutcomeKind:
     #: The body itself raised ``Ignore`` or ``Reject``: nobody is told anything.
     IGNORED = "ignored"
 
+    ALL = frozenset({VALUE, EXCEPTION, CANCELLED, EXPIRED, QUARANTINED, IGNORED})
+    #: Never stored: what is shown of an outcome that cannot be read.
+    UNREADABLE = "unreadable"
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -16,7 +16,15 @@ from celery_durable.cork import Cork
 from celery_durable.records import Outgoing
 
 #: Raised while a message is put into bytes: it is the message's fault, the broker was not asked.
-BROKEN_MESSAGE = (ValueError, KeyError, TypeError, OverflowError, struct.error, FrameSyntaxError)
+BROKEN_MESSAGE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+    FrameSyntaxError,
+)
 
 #: The option of py-amqp under which a connection has its cork.
 CORK = "frame_writer"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kombu.utils.json import loads
-
 from celery_durable.cli.tables import iso
+from celery_durable.message import headers_of
 from celery_durable.records import Execution, JournalEntry, Outcome
 from celery_durable.store.statistics import Stats
 
@@ -105,13 +104,7 @@ def message_facts(execution: Execution, *, reveal: bool) -> dict[str, Any]:
 
 
 def _headers(execution: Execution) -> dict[str, Any]:
-    if execution.message is None:
-        return {}
-    try:
-        headers = loads(execution.message.headers)
-    except ValueError:
-        return {}
-    return headers if isinstance(headers, dict) else {}
+    return {} if execution.message is None else headers_of(execution.message.headers)
 
 
 def outcome_text(execution: Execution) -> str:
@@ -134,6 +127,6 @@ def payload_text(item: JournalEntry | Outcome) -> str | None:
     if item.content_type == "application/json":
         try:
             return json.dumps(json.loads(item.payload), ensure_ascii=False)
-        except ValueError:
+        except (RecursionError, ValueError):
             pass
     return f"({len(item.payload)} bytes of {item.content_type or 'unknown content'})"

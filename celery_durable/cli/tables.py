@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, tzinfo
 from itertools import chain, islice
 
 #: Shorter spans are shown with a digit behind the point.
 _SHORT = 10.0
+#: Control characters, line separators, changes of the writing direction, halves of surrogate pairs.
+_UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 #: Rows by which the widths of a long table are chosen.
 MEASURED = 1000
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """The lines of a table with aligned columns; only its beginning is kept to measure it."""
-    rest = iter(rows)
+    rest = ([shown(cell) for cell in row] for row in rows)
     first = list(islice(rest, MEASURED))
     if not first:
         return
@@ -25,10 +28,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Lines of names and values; what has no value is left out."""
-    given = [(name, value) for name, value in pairs if value]
+    given = [(name, shown(value)) for name, value in pairs if value]
     width = max((len(name) for name, _ in given), default=0)
     for name, value in given:
         yield f"{name.ljust(width)}  {value}"
+
+
+def shown(text: str) -> str:
+    """A text in one line of a terminal: what would move the cursor, or cannot be encoded, is spelt out."""
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def time_text(instant: datetime | None, zone: tzinfo) -> str:

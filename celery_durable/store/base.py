@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ARRAY, ColumnElement, Float, Table, Text, and_, any_, bindparam, func, literal
 
-from celery_durable.records import Due, JournalEntry, LeaseKey, Message, Outcome, Row
+from celery_durable.records import Due, JournalEntry, LeaseKey, Message, Outcome, OutcomeKind, Row
 from celery_durable.store.dialect import MOST_SECONDS, UtcDateTime, now_plus, shifted
 from celery_durable.store.engine import Database
 from celery_durable.store.notify import Notifier
@@ -160,6 +160,7 @@ def message_of(row: Mapping[Any, Any]) -> Message | None:
 
 
 def row_of(row: Mapping[Any, Any], now: datetime) -> Row:
+    """What the rules have to know of a row. Raises ValueError where its outcome cannot be read."""
     return Row(
         task_id=row["task_id"],
         task_name=row["task_name"],
@@ -210,18 +211,31 @@ def outcome_to_text(outcome: Outcome) -> str:
 
 
 def outcome_from_text(text: str | None) -> Outcome | None:
+    """The outcome as it was stored.
+
+    Raises ValueError where the text is none: somebody wrote it by hand.
+    """
     if text is None:
         return None
-    fields = json.loads(text)
-    payload = fields.get("payload")
-    if payload is not None:
-        payload = payload.encode("utf-8")
-    elif "base64" in fields:
-        payload = base64.b64decode(fields["base64"])
-    return Outcome(
-        kind=fields["kind"],
-        reason=fields.get("reason"),
-        payload=payload,
-        content_type=fields.get("content_type"),
-        content_encoding=fields.get("content_encoding"),
-    )
+    try:
+        fields = json.loads(text)
+        payload = fields.get("payload")
+        if payload is not None:
+            payload = payload.encode("utf-8")
+        elif "base64" in fields:
+            payload = base64.b64decode(fields["base64"])
+        texts = [fields.get(name) for name in ("kind", "reason", "content_type", "content_encoding")]
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"not an outcome: {error!r:.200}") from error
+    kind, reason, content_type, content_encoding = texts
+    if kind not in OutcomeKind.ALL or not all(text is None or isinstance(text, str) for text in texts):
+        raise ValueError(f"not an outcome: its kind is {kind!r:.60}")
+    return Outcome(kind, reason, payload, content_type, content_encoding)
+
+
+def outcome_shown(text: str | None) -> Outcome | None:
+    """The outcome for whoever looks at the row, also where it cannot be read."""
+    try:
+        return outcome_from_text(text)
+    except ValueError as error:
+        return Outcome(OutcomeKind.UNREADABLE, str(error))

@@ -162,7 +162,10 @@ class DueRows:
         key = columns["task_id"]
         try:
             message = message_of(columns)
-            row = row_of(columns, columns["now"]) if columns["owner"] is not None else None
+            found = row_of(columns, columns["now"])
+            row = found if found.owner is not None else None
+            # Taking an expired lease starts the count of wakes anew.
+            send = 1 if row is not None else _next_send(found.sends, columns["failures"])
         except (ValueError, KeyError, TypeError):
             message = None
         if message is None:
@@ -182,8 +185,7 @@ class DueRows:
                 task_name=columns["task_name"],
                 send_id=columns["send_id"],
                 message_version=columns["message_version"],
-                # Taking an expired lease starts the count of wakes anew.
-                sends=1 if row is not None else _next_send(columns["sends"], columns["failures"]),
+                sends=send,
                 taken_until=taken_until,
                 message=message,
                 failures=columns["failures"],

@@ -25,7 +25,7 @@ from celery_durable.store.base import (
     Context,
     entry_of,
     message_of,
-    outcome_from_text,
+    outcome_shown,
 )
 from celery_durable.store.filters import Filter, condition
 
@@ -80,7 +80,7 @@ class Queries:
                 return None
             journal = self._entries(connection, task_id)
         return _execution(
-            row, outcome=outcome_from_text(row["outcome"]), message=message_of(row), journal=journal
+            row, outcome=outcome_shown(row["outcome"]), message=message_of(row), journal=journal
         )
 
     def _entries(self, connection: Connection, task_id: str) -> tuple[JournalEntry, ...]:

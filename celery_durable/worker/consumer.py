@@ -9,7 +9,8 @@ from celery.exceptions import NotRegistered
 from celery.worker.consumer import Consumer
 
 from celery_durable.errors import StoreUnavailable
-from celery_durable.message import capture, delivery_of, instant_of_header, mark_of
+from celery_durable.message import instant_of_header, mark_of, received
+from celery_durable.records import Delivery
 from celery_durable.texts import flaw_of_message
 from celery_durable.worker.unread import set_aside
 
@@ -39,18 +40,13 @@ class DurableConsumer(Consumer):
         headers = message.headers or {}
         if not mark_of(headers) or "id" not in headers or "task" not in headers:
             return False
-        flaw = flaw_of_message(headers["id"], headers["task"])
-        if flaw is not None:
+        try:
+            delivery = self._delivery(message, headers)
+        except ValueError as flaw:
             # No row can be made of it, and no result store is likely to have a place for it.
             logger.error("A durable message is refused: %s", flaw)
             message.reject_log_error(logger, self.connection_errors)
             return True
-        delivery = delivery_of(
-            headers,
-            capture(message),
-            eta=instant_of_header(self.app, headers.get("eta")),
-            expires=instant_of_header(self.app, headers.get("expires")),
-        )
         try:
             set_aside(self.app, delivery, message, error)
         except StoreUnavailable as unavailable:
@@ -59,3 +55,14 @@ class DurableConsumer(Consumer):
         else:
             message.ack_log_error(logger, self.connection_errors)
         return True
+
+    def _delivery(self, message: Any, headers: Any) -> Delivery:
+        """The message as a row can hold it. Raises ValueError where none can."""
+        flaw = flaw_of_message(headers["id"], headers["task"])
+        if flaw is not None:
+            raise ValueError(flaw)
+        try:
+            eta, expires = (instant_of_header(self.app, headers.get(name)) for name in ("eta", "expires"))
+        except (OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"its eta or expires cannot be read: {error!r:.200}") from error
+        return received(message, headers, eta=eta, expires=expires)

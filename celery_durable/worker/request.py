@@ -21,11 +21,12 @@ from celery_durable.announcer import report_crash
 from celery_durable.clock import monotonic
 from celery_durable.control import REASON
 from celery_durable.errors import StoreUnavailable
-from celery_durable.message import capture, delivery_of
+from celery_durable.message import received
 from celery_durable.points import Point, reached
 from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
 from celery_durable.texts import flaw_of_message
 from celery_durable.tracing import DELIVERY
+from celery_durable.worker.headers import flaw_of_headers
 from celery_durable.worker.unread import set_aside
 
 logger = logging.getLogger(__name__)
@@ -63,15 +64,22 @@ class DurableRequest(Request):
     _holds_its_tongue = False
 
     def __init__(self, message: Any, **options: Any) -> None:
-        super().__init__(message, **options)
+        try:
+            super().__init__(message, **options)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Left as it is, it would be the end of the worker.
+            raise InvalidTaskError(f"its headers cannot be read: {error!r:.200}") from error
         if self._decoded:
             raise InvalidTaskError("durable tasks need task protocol 2 (task_protocol = 2)")
-        flaw = flaw_of_message(self.id, self.name)
+        flaw = flaw_of_message(self.id, self.name) or flaw_of_headers(self._request_dict)
         if flaw is not None:
             raise InvalidTaskError(flaw)
+        try:
+            delivery = received(message, self._request_dict, eta=self._eta, expires=self._expires)
+        except ValueError as error:
+            raise InvalidTaskError(str(error)) from error
         self._durable = self._app.durable
         self.number: int = self._durable.worker.book.register(self)
-        delivery = delivery_of(self._request_dict, capture(message), eta=self._eta, expires=self._expires)
         # The claim decides both, in the database. Left to Celery, an eta would be held in this worker's
         # memory, and an expired id would enter the set of ids that every worker refuses.
         self._eta = self._expires = None

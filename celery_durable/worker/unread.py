@@ -13,7 +13,7 @@ from typing import Any
 from celery.app.task import Context
 
 from celery_durable.errors import TaskQuarantined
-from celery_durable.message import mark_of
+from celery_durable.message import wakes_of
 from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Delivery, Outcome, OutcomeKind, Status
 
@@ -34,7 +34,7 @@ def set_aside(app: Any, delivery: Delivery, message: Any, error: Exception) -> b
         StoreUnavailable: the database is away. Nothing has been decided.
     """
     durable = app.durable
-    if int(mark_of(message.headers).get("wake") or 0) >= UNREAD_LIMIT or _has_outcome(durable, delivery):
+    if wakes_of(message.headers) >= UNREAD_LIMIT or _has_outcome(durable, delivery):
         return _end(app, delivery, message, error)
     logger.warning(
         "%s[%s] is not understood by this worker and will be sent again: %r",
