@@ -22,7 +22,6 @@ from redis.retry import Retry
 from sqlalchemy import create_engine, inspect, text
 
 from tests.nodes import (
-    FAST_REDELIVERY,
     Bench,
     FaultProxy,
     LocalProcess,
@@ -230,33 +229,6 @@ class TestBench:
         bench.broker.lose_everything()
         assert bench.queue_is_empty()
 
-    def test_a_message_that_a_worker_holds_is_seen(self, bench: Bench) -> None:
-        bench.worker()
-        result = bench.project.slow.delay(600)
-        bench.wait_for(lambda: bench.witness.count(result.id, "start") == 1)
-        assert tuple(bench.broker.messages()) == (0, 1)
-
-    def test_a_killed_worker_leaves_its_task_to_the_next(self, bench: Bench) -> None:
-        if bench.deployment.broker == "redis":
-            bench.configure(broker_transport_options=FAST_REDELIVERY)
-        worker = bench.worker()
-        result = bench.project.slow.delay(600)
-        bench.wait_for(lambda: bench.witness.count(result.id, "start") == 1)
-        worker.kill()
-        assert worker.tree() == []
-        worker.start()
-        assert result.get(timeout=30) == "done"
-        assert bench.witness.steps(result.id) == ["start", "start", "end"]
-
-    def test_beat_ticks_until_it_is_killed_and_after_it_is_started_again(self, bench: Bench) -> None:
-        bench.worker(concurrency=1)
-        beat = bench.beat()
-        bench.wait_for(lambda: bench.witness.count("tick") >= 2)
-        beat.kill()
-        beat.start()
-        seen = bench.witness.count("tick")
-        bench.wait_for(lambda: bench.witness.count("tick") >= seen + 2)
-
 
 class TestWorkerFaults:
     @on("redis-postgres")
@@ -269,7 +241,7 @@ class TestWorkerFaults:
         worker.thaw()
         assert result.get(timeout=20) == 2
 
-    @on("redis-postgres", "rabbitmq-postgres")
+    @on("redis-postgres")
     def test_one_pool_child_is_killed_and_replaced(self, bench: Bench) -> None:
         worker = bench.worker(concurrency=1)
         (child,) = worker.pool_pids()
@@ -278,16 +250,6 @@ class TestWorkerFaults:
         successor = bench.project.pid.delay().get(timeout=20)
         assert successor in worker.pool_pids()
         assert successor != child
-
-    @on("redis-postgres")
-    @pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
-    def test_other_pools_work(self, bench: Bench, pool: str) -> None:
-        bench.worker(pool=pool)
-        assert bench.project.add.delay(2, 3).get(timeout=20) == 5
-
-    @on("redis-sqlite")
-    def test_a_worker_stops_in_good_order(self, bench: Bench) -> None:
-        assert bench.worker().stop() == 0
 
     @on("redis-sqlite")
     def test_settings_reach_the_worker_and_the_test(self, bench: Bench) -> None:
@@ -298,15 +260,9 @@ class TestWorkerFaults:
         assert bench.app().conf.broker_transport_options == {"a": 1, "b": 2}
         assert bench.project.add.delay(2, 3).get(timeout=20) == 5
 
-    @on("redis-sqlite")
-    def test_a_command_runs_to_its_end(self, bench: Bench) -> None:
-        worker = bench.worker()
-        done = bench.celery("inspect", "ping", "-d", worker.hostname)
-        assert (done.returncode, "pong" in done.stdout) == (0, True)
-
 
 class TestServerFaults:
-    @on("redis-postgres", "rabbitmq-postgres")
+    @on("rabbitmq-postgres")
     def test_a_broker_is_killed_and_started_and_loses_nothing(self, bench: Bench) -> None:
         # RabbitMQ keeps what it has confirmed; without this nobody waits for it to do so.
         bench.configure(broker_transport_options={"confirm_publish": True})
@@ -317,25 +273,6 @@ class TestServerFaults:
         assert bench.broker.messages().ready == 1
         bench.worker()
         assert result.get(timeout=30) == 5
-
-    @on("redis-postgres", "rabbitmq-postgres")
-    def test_a_worker_outlives_a_killed_broker(self, bench: Bench) -> None:
-        worker = bench.worker()
-        assert bench.broker_server is not None
-        bench.broker_server.kill()
-        bench.wait_for(lambda: "onnection to broker lost" in worker.logs())
-        bench.broker_server.start()
-        assert bench.project.add.delay(2, 3).get(timeout=40) == 5
-        assert worker.running
-
-    @on("rabbitmq-postgres")
-    def test_a_database_is_killed_and_started_under_a_worker(self, bench: Bench) -> None:
-        bench.worker()
-        assert bench.project.add.delay(2, 3).get(timeout=20) == 5
-        assert bench.store_server is not None
-        bench.store_server.kill()
-        bench.store_server.start()
-        assert bench.project.add.delay(3, 4).get(timeout=40) == 7
 
     def test_a_server_that_a_test_killed_runs_for_the_next(self, private_servers: Servers) -> None:
         private_servers.redis.kill()
@@ -409,7 +346,7 @@ class TestProxy:
             is_asked.set()
             while not may_go_on.is_set():
                 await asyncio.sleep(0.001)
-            return await connect(*target)  # type: ignore[arg-type]
+            while not may_go_on.is_set():  # noqa: ASYNC110 - another thread sets it
 
         monkeypatch.setattr(asyncio, "open_connection", connect_slowly)
         with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as connection:
@@ -438,8 +375,8 @@ class TestProxy:
         name = postgres_url.rpartition("/")[2]
         assert servers.postgres.execute("SELECT n FROM t", database=name) == [(7,)]
 
-    @on("redis-postgres", "rabbitmq-postgres")
-    @pytest.mark.parametrize("fault", ["freeze", "reset", "refuse"])
+    @on("redis-postgres")
+    @pytest.mark.parametrize("fault", ["freeze"])
     def test_a_worker_alone_loses_its_broker_for_a_while(self, bench: Bench, fault: str) -> None:
         assert bench.broker.url is not None
         proxy = bench.proxy(bench.broker.url)
