@@ -77,6 +77,15 @@ class ChordAMQP(DurableAMQP):
         return True
 
 
+def ask_again(app: Any) -> None:
+    """Have the broker keep a question until it is answered: a chord must not end with the worker that asks.
+
+    Celery acknowledges it before, unless told otherwise. Asked twice, it sends the body twice, as one send.
+    """
+    task = app.tasks[CHORD_UNLOCK]
+    task.acks_late = task.reject_on_worker_lost = True
+
+
 def body_send_id(task_id: str) -> str | None:
     """The send id of ``task_id`` if the task that runs here sends it as the body of a chord; else None.
 

@@ -19,8 +19,9 @@ from celery_durable.api import sleep, sleep_until, step
 from celery_durable.capture import Captured, capturing, due_at, is_capturing, is_durable, under_parent
 from celery_durable.chords import body_send_id
 from celery_durable.context import current_run
-from celery_durable.errors import ConfigurationError
+from celery_durable.errors import ConfigurationError, StoreUnavailable
 from celery_durable.execution import EagerExecution
+from celery_durable.followers import follower_of
 from celery_durable.lease import EternalLease
 from celery_durable.message import delivery_from_headers, instant_of_header, mark_of, mark_send
 from celery_durable.points import Point, reached
@@ -169,7 +170,10 @@ class DurableTask(_Task[P, R_co]):
         if own is not None:
             return self._retry_of(own, args, kwargs, task_id, options)
         if not mark_of(options.get("headers") or {}):
-            options["headers"] = mark_send(options.get("headers"), body_send_id(task_id) or uuid())
+            send_id = body_send_id(task_id)
+            options["headers"] = mark_send(options.get("headers"), send_id or uuid())
+            if send_id is not None and not is_capturing():
+                return self._send_body(durable, args, kwargs, task_id, options)
         due = self._due(options)
         if due is None or not durable.limits(self).eta:
             return super().apply_async(args, kwargs, task_id=task_id, **options)
@@ -181,6 +185,27 @@ class DurableTask(_Task[P, R_co]):
             result = super().apply_async(args, kwargs, task_id=task_id, **options)
         for captured in caught:
             self._schedule(durable, captured, due)
+        return result
+
+    def _send_body(self, durable: Any, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]) -> Any:
+        """Send the body of a chord, or its first task, as followers are sent.
+
+        It is a row before it is a message: Celery fails a chord whose body the broker does not take.
+        """
+        with capturing() as caught:
+            result = self.apply_async(args, kwargs, task_id, **options)
+        try:
+            ended = durable.store.outbox.begin(follower_of(self.app, caught[0]))
+        except StoreUnavailable as error:
+            if self._due(options) is not None:
+                raise
+            logger.warning(
+                "%s[%s], the body of a chord, is left to the broker: %s", self.name, task_id, error
+            )
+            return super().apply_async(args, kwargs, task_id=task_id, **options)
+        if ended.refused:
+            logger.info("%s[%s], a chord's body, was sent before", self.name, task_id)
+        durable.send(ended.outgoing)
         return result
 
     def _schedule(self, durable: Any, captured: Captured, due: Due) -> None:

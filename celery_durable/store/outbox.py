@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 
-from celery_durable.records import Due, Follower, Refusal, Status
+from sqlalchemy import Connection, select
+
+from celery_durable.records import Due, Ended, Follower, Outgoing, Refusal, Status
+from celery_durable.rules import DISPATCH_LEASE
 from celery_durable.store.base import Context, message_columns
 from celery_durable.store.claims import Claims
 
@@ -42,6 +46,40 @@ def enqueue(
     return None
 
 
+def begin_all(
+    connection: Connection, context: Context, claims: Claims, followers: Sequence[Follower], now: datetime
+) -> Ended:
+    """Write messages that whoever writes them sends right after the commit, but for those due later.
+
+    ``now``: the database's. Until they are sent they are taken, as by a scheduler.
+    """
+    taken_until = now + timedelta(seconds=DISPATCH_LEASE)
+    outgoing: list[Outgoing] = []
+    refused: list[tuple[Follower, Refusal]] = []
+    for follower in followers:
+        due, sends = (Due(at=taken_until), 1) if follower.due is None else (follower.due, 0)
+        refusal = enqueue(connection, context, claims, follower, due, sends=sends)
+        if refusal is not None:
+            refused.append((follower, refusal))
+        elif follower.due is None:
+            outgoing.append(_outgoing(follower, taken_until))
+    return Ended(tuple(outgoing), tuple(refused))
+
+
+def _outgoing(follower: Follower, taken_until: datetime) -> Outgoing:
+    delivery = follower.delivery
+    return Outgoing(
+        key=follower.key,
+        status=Status.SCHEDULED if follower.is_durable else Status.OUTBOX,
+        task_name=delivery.task_name,
+        send_id=delivery.send_id,
+        message_version=delivery.version,
+        sends=1,
+        taken_until=taken_until,
+        message=delivery.message,
+    )
+
+
 class Outbox:
     """Statements on messages that are written by themselves."""
 
@@ -54,3 +92,12 @@ class Outbox:
         with self._context.database.transaction() as connection:
             enqueue(connection, self._context, self._claims, message, due)
         self._context.nearer(due)
+
+    def begin(self, message: Follower) -> Ended:
+        """Write one message that the caller sends right after: what it does not send, a scheduler does."""
+        with self._context.database.transaction() as connection:
+            now = connection.execute(select(self._context.now())).scalar_one()
+            ended = begin_all(connection, self._context, self._claims, [message], now)
+        if message.due is not None:
+            self._context.nearer(message.due)
+        return ended

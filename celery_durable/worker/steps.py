@@ -11,6 +11,7 @@ from typing import Any
 from celery import bootsteps
 from celery.signals import worker_shutdown
 
+from celery_durable.chords import ask_again
 from celery_durable.plain import in_one_line
 from celery_durable.worker.pipe import ClaimsPipe
 
@@ -29,6 +30,7 @@ class DurableStep(bootsteps.StartStopStep):
         super().__init__(worker, **options)
         with in_one_line():
             worker.app.durable.enter_worker(worker)
+        ask_again(worker.app)
         _hear_of_cold_shutdown(worker)
         # Sent when the pool has stopped, which comes after this step's own end.
         worker_shutdown.connect(self._close, sender=worker)
