@@ -344,9 +344,9 @@ class TestProxy:
 
         async def connect_slowly(*target: object) -> object:
             is_asked.set()
-            while not may_go_on.is_set():
-                await asyncio.sleep(0.001)
             while not may_go_on.is_set():  # noqa: ASYNC110 - another thread sets it
+                await asyncio.sleep(0.001)
+            return await connect(*target)  # type: ignore[arg-type]
 
         monkeypatch.setattr(asyncio, "open_connection", connect_slowly)
         with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as connection:
