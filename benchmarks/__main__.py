@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -20,8 +19,6 @@ RESULTS = Path(__file__).with_name("results.md")
 
 def main(arguments: list[str]) -> int:
     """Run the benchmarks; return the exit code: 1 when something of ours could not be measured."""
-    if "--soak" in arguments:
-        return _soak([argument for argument in arguments if argument != "--soak"])
     options = _parser().parse_args(arguments)
     if options.list:
         print("\n".join(entry.name for entry in CATALOGUE))
@@ -55,14 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--list", action="store_true", help="list the names")
     return parser
-
-
-def _soak(arguments: list[str]) -> int:
-    if importlib.util.find_spec("benchmarks.soak") is None:
-        print("there is no soak run here", file=sys.stderr)
-        return 2
-    soak = importlib.import_module("benchmarks.soak")
-    return int(soak.main(arguments) or 0)
 
 
 def _chosen(options: argparse.Namespace) -> list[Measurement]:

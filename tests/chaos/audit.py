@@ -127,7 +127,7 @@ class Audit:
             yield f"should have {'failed' if sent.fails else 'succeeded'}, and is {status}: {row['outcome']}"
         if status == "succeeded" and not seen["returns"]:
             yield "has succeeded, and no run has come to its return"
-        sent_safely = not self.losses or max(self.losses) < lines[-1].time
+        sent_safely = all(at < min((line.time for line in lines), default=0) for at in self.losses)
         if status == "succeeded" and sent.has_follower and sent_safely and not seen["plain follower"]:
             yield "its plain follower has not run"
         if status != "succeeded" and seen["plain follower"]:

@@ -160,7 +160,7 @@ def _freeze_one(worker: LocalProcess, pid: int, seconds: float) -> Struck:
 
 def wrong_clock(stage: Stage, dice: random.Random) -> Struck | None:
     """Killed, and started again with a clock that is hours off."""
-    process = _pick(stage, dice, _ready(list(stage.programs))) if stage.has_clocks else None
+    process = _pick(stage, dice, _ready(list(stage.programs)))
     if process is None:
         return None
     offset = dice.choice([-86_400, -3600, -30, 30, 3600, 86_400])

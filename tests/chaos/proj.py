@@ -19,11 +19,17 @@ import time
 import uuid
 from typing import Any
 
+import time_machine
 from celery import Celery
 
 from celery_durable import Durable, DurableTask, current_lease, sleep, step
 from tests.chaos import record
 from tests.nodes.bench import CONF_VARIABLE
+
+offset = float(os.environ.get(record.OFFSET_VARIABLE, "0"))
+if offset:
+    # The wall clock only: it may be wrong on a machine, the monotonic one cannot.
+    time_machine.travel(time.time() + offset).start()
 
 app = Celery("chaos")
 app.conf.update(

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.chaos import record
 from tests.chaos.rows import Observer
 from tests.nodes import Bench, FaultProxy, LocalProcess, Worker
 
-_FAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 #: How the extension answers a start without a database; whoever supervises a worker starts it again.
 _NO_DATABASE = "Error: The durable database is not available"
 
@@ -50,7 +48,6 @@ class Stage:
         self.deaths: list[str] = []
         #: How often a process has not started, as it must not, because the database was away.
         self.refused_starts = 0
-        self._faketime = faketime_library()
         self.links = [
             Link(site, server, bench.proxy(url))
             for site in "ab"
@@ -73,11 +70,6 @@ class Stage:
     def programs(self) -> list[LocalProcess]:
         """Every process of the application."""
         return [*self.workers, *self.beats]
-
-    @property
-    def has_clocks(self) -> bool:
-        """Whether a process can be given a clock of its own."""
-        return self._faketime is not None
 
     def link(self, site: str, server: str) -> FaultProxy:
         return next(link.proxy for link in self.links if (link.site, link.server) == (site, server))
@@ -105,11 +97,7 @@ class Stage:
 
     def set_clock(self, process: LocalProcess, offset: int) -> None:
         """From its next start on its clock is so many seconds off."""
-        assert self._faketime is not None
-        env = process.environment()
-        env["LD_PRELOAD"] = self._faketime
-        env["FAKETIME"] = f"{offset:+d}s"
-        env[record.OFFSET_VARIABLE] = str(offset)
+        process.environment()[record.OFFSET_VARIABLE] = str(offset)
 
     def look_after(self) -> None:
         """Start what has ended by itself, and remember that it did."""
@@ -151,9 +139,3 @@ class Stage:
             self.look_after()
             time.sleep(0.25)
         return True
-
-
-def faketime_library() -> str | None:
-    """Where libfaketime is, if it is on this machine (Debian's package `faketime`)."""
-    found = sorted(Path("/").glob(_FAKETIME.lstrip("/")))
-    return str(found[0]) if found else None

@@ -150,8 +150,9 @@ class RabbitServer(LocalProcess):
     def _add(self, vhost: str) -> None:
         name, everything = _binary(vhost), _binary(".*")
         permissions = f"{everything}, {everything}, {everything}"
-        self.run(f"rabbit_vhost:add({name}, {_binary('nodes')})")
+        # At once: a worker that finds itself without permission ends.
         self.run(
+            f"rabbit_vhost:add({name}, {_binary('nodes')}), "
             f"rabbit_auth_backend_internal:set_permissions({_binary('guest')}, {name}, "
             f"{permissions}, {_binary('nodes')})"
         )
