@@ -127,8 +127,17 @@ def url(value: object) -> str:
     if not separator or not re.fullmatch(r"[\w+]+", scheme):
         raise ValueError("is no URL: write postgresql+psycopg://… or sqlite:///…")
     if scheme in _SCHEMES:
-        return f"{_SCHEMES[scheme]}://{rest}"
+        return f"{_SCHEMES[scheme]}://{_escaped(rest)}"
     raise ValueError(f"is {redacted(written)}: {_scheme_advice(scheme)}")
+
+
+def _escaped(rest: str) -> str:
+    """What follows the scheme, with each "@" but the last as it must be written in a password.
+
+    A driver would take the rest of such a password for its host, and show it in its errors.
+    """
+    found = re.match(r"([^/?#]*)@(.*)", rest, flags=re.DOTALL)
+    return rest if found is None else f"{found[1].replace('@', '%40')}@{found[2]}"
 
 
 def redacted(url: str) -> str:

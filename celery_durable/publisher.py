@@ -9,6 +9,7 @@ from typing import Any
 
 from kombu import Connection
 
+from celery_durable.addresses import why_unreachable
 from celery_durable.clock import Clock, SystemClock
 from celery_durable.cork import Cork
 from celery_durable.message import publish_arguments
@@ -128,7 +129,7 @@ class Publisher:
 
     def _lose(self, error: Exception) -> None:
         cause = error.__cause__ or error
-        self.broker.lost(str(cause) or repr(cause))
+        self.broker.lost(why_unreachable(self._app.conf.broker_write_url, cause))
         self.close()
 
     def _report(self, attempt: Attempt) -> None:

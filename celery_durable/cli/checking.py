@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from celery.bin.base import handle_preload_options
 
+from celery_durable.addresses import why_unreachable
 from celery_durable.cli.base import AWAY, FAILED, DurableCommand, extension, say, say_json
 from celery_durable.cli.tables import facts, span_text
 from celery_durable.clock import monotonic
@@ -147,7 +148,9 @@ def _broker(durable: Durable) -> Finding:
             url = connection.as_uri()
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_TIMEOUT)
     except Exception as error:  # noqa: BLE001 - each transport has errors of its own
-        return Finding("broker", FAILURE, " ".join(f"{type(error).__name__}: {error}".split()))
+        return Finding(
+            "broker", FAILURE, f"{type(error).__name__}: {why_unreachable(app.conf.broker_write_url, error)}"
+        )
     return Finding("broker", OK, f"{url} answers in {_ms(asked_at)}")
 
 
