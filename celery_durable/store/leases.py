@@ -36,7 +36,7 @@ class Leases:
             for some in _in_parts(keys):
                 renewed = connection.execute(
                     update(executions)
-                    .where(self._held(some), *self._free(some))
+                    .where(self._held_and_free(some))
                     .values(wake_at=context.now(ttl))
                     .returning(*self._names)
                 )
@@ -57,18 +57,22 @@ class Leases:
         executions = self._executions
         return executions.c.task_id, executions.c.owner, executions.c.token
 
-    def _free(self, keys: Sequence[LeaseKey]) -> list[ColumnElement[bool]]:
-        """What keeps a statement from waiting for rows that others have locked, where that can be."""
-        executions = self._executions
-        if self._context.database.is_sqlite:
-            return []
+    def _held_and_free(self, keys: Sequence[LeaseKey]) -> ColumnElement[bool]:
+        """The executions that these leases own and, where that can be, that nobody else has locked."""
+        context, executions = self._context, self._executions
+        if context.database.is_sqlite:
+            return self._held(keys)
         free = (
-            select(executions.c.task_id)
+            select(*self._names)
             .where(self._held(keys))
             .with_for_update(skip_locked=True, key_share=True)
             .cte("free")
         )
-        return [executions.c.task_id.in_(select(free.c.task_id))]
+        return and_(
+            context.mine(executions, free.c.task_id),
+            executions.c.owner == free.c.owner,
+            executions.c.token == free.c.token,
+        )
 
     def lost_to(self, key: LeaseKey) -> Outcome | None:
         """The outcome by which a lease was lost, None where another worker took the execution."""
