@@ -113,9 +113,9 @@ class Claims:
             due = start_of(delivery, Due(at=delivery.eta), now)
             token = self._write(connection, delivery, row, Status.SCHEDULED, due)
             return None if token is None else Scheduled(due.at)
-        verdict = ruling.verdict
+        verdict = _outcome_of(ruling.verdict, row)
         if verdict is None and is_expired(delivery, row, now):
-            verdict = OutcomeKind.EXPIRED
+            verdict = Outcome(OutcomeKind.EXPIRED)
         if ruling.action is Action.TAKE:
             assert row is not None
             return self._take(connection, row, owner, ttl, max_crashes, outage, verdict)
@@ -131,7 +131,7 @@ class Claims:
         if token is None:
             return None
         key = LeaseKey(delivery.task_id, owner, token)
-        return _first_claim(key, now, None if verdict is None else Outcome(verdict))
+        return _first_claim(key, now, verdict)
 
     def admit(
         self,
@@ -153,7 +153,7 @@ class Claims:
                 return Refusal(ruling.reason, ruling.is_fresh_send)
             if ruling.action is Action.TAKE:
                 return None
-            verdict, when = ruling.verdict, due
+            verdict, when = _outcome_of(ruling.verdict, row), due
             if not sends:
                 # What was cancelled before it came has nothing to wait for.
                 when = start_of(delivery, due, now) if verdict is None else Due()
@@ -272,13 +272,13 @@ class Claims:
         ttl: float,
         max_crashes: int | None,
         outage: Outage | None,
-        verdict: str | None,
+        verdict: Outcome | None,
     ) -> Claim:
         """Take a live execution over."""
         executions, context = self._executions, self._context
         crashes, outcome = row.crashes, row.outcome
-        if outcome is None and verdict is not None:
-            outcome = Outcome(verdict)
+        if outcome is None:
+            outcome = verdict
         if row.lease_expired:
             ruling = rule_on_crash(row, max_crashes=max_crashes, ttl=ttl, outage=outage)
             crashes = ruling.crashes
@@ -317,7 +317,7 @@ class Claims:
         *,
         owner: str | None = None,
         sends: int = 0,
-        verdict: str | None = None,
+        verdict: Outcome | None = None,
     ) -> int | None:
         """Write a new execution, over the ended one of the same id if there is one.
 
@@ -334,6 +334,14 @@ class Claims:
         return token
 
 
+def _outcome_of(verdict: str | None, row: Row | None) -> Outcome | None:
+    """What a verdict writes: a cancel that came before any message keeps the reason that it gave."""
+    if verdict is None:
+        return None
+    given = None if row is None else row.outcome
+    return given if given is not None and given.kind == verdict else Outcome(verdict)
+
+
 def _new_values(
     delivery: Delivery,
     status: str,
@@ -342,7 +350,7 @@ def _new_values(
     owner: str | None = None,
     sends: int = 0,
     token: int = 0,
-    verdict: str | None = None,
+    verdict: Outcome | None = None,
 ) -> dict[str, Any]:
     """The values of a new execution; a ``verdict`` is its end at once."""
     return {
@@ -355,7 +363,7 @@ def _new_values(
         "the_message_version": delivery.version,
         "the_nesting": delivery.nesting,
         "the_send_id": delivery.send_id,
-        "the_outcome": None if verdict is None else outcome_to_text(Outcome(verdict)),
+        "the_outcome": None if verdict is None else outcome_to_text(verdict),
         **due_values(due),
         **message_values(delivery.message),
     }

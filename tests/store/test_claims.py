@@ -500,11 +500,12 @@ def test_a_task_that_has_not_expired_is_run(store):
 
 @pytest.mark.parametrize("options", [{}, {"eta": datetime(2999, 1, 1, tzinfo=timezone.utc)}])
 def test_a_task_that_was_cancelled_before_its_message_came_is_claimed_only_to_say_so(store, tables, options):
-    store.verdicts.cancel(["id"])
+    store.verdicts.cancel(["id"], "not wanted")
 
     granted = claimed(store, delivery(**options))
 
-    assert granted.outcome.kind == OutcomeKind.CANCELLED
+    assert granted.outcome == Outcome(OutcomeKind.CANCELLED, "not wanted")
+    assert store.queries.get("id").outcome == granted.outcome
     assert granted.key.token == 1
     row = tables.row()
     assert (row["status"], row["body"]) == ("ending", MESSAGE.body)
@@ -512,13 +513,13 @@ def test_a_task_that_was_cancelled_before_its_message_came_is_claimed_only_to_sa
 
 @pytest.mark.parametrize("seconds", [0, 3_600])
 def test_a_countdown_that_was_cancelled_before_it_began_is_told_at_once(store, tables, seconds):
-    store.verdicts.cancel(["id"])
+    store.verdicts.cancel(["id"], "not wanted")
 
     assert store.claims.schedule(delivery(), Due(seconds=seconds)) is None
 
     assert tables.row()["status"] == "ending"
     assert tables.due_in() <= 0
-    assert claimed(store, wake()).outcome.kind == OutcomeKind.CANCELLED
+    assert claimed(store, wake()).outcome == Outcome(OutcomeKind.CANCELLED, "not wanted")
 
 
 def test_a_late_wake_does_not_tell_of_a_cancel(store, tables):
