@@ -1,12 +1,12 @@
-"""Crash points of a worker with what is played there, and what must come of it.
+"""Crash points of workers and clients with what is played there, and what must come of it.
 
-A worker of its own plays each scene until it is struck; then another one takes over.
+A process of its own plays each scene until it is struck; then another worker takes over.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ from celery_durable.message import mark_send
 from celery_durable.points import Point
 from celery_durable.records import Outcome, OutcomeKind, Status
 from celery_durable.store.base import outcome_to_text
-from tests.nodes import Bench, Worker
+from tests.nodes import Bench
+from tests.nodes.process import LocalProcess
 
 #: How often something was seen: exactly so often, or between two numbers.
 Times = int | tuple[int, int]
@@ -35,7 +36,7 @@ class Sent:
         return cls(result, result.id)
 
 
-def _nothing(bench: Bench, worker: Worker, sent: Sent) -> None:
+def _nothing(bench: Bench, process: LocalProcess, sent: Sent) -> None:
     """There is nothing to do."""
 
 
@@ -45,11 +46,11 @@ class Act:
 
     send: Callable[[Bench, str], Sent]
     #: What leads to the point after the task was sent.
-    lead: Callable[[Bench, Worker, Sent], None] = _nothing
+    lead: Callable[[Bench, LocalProcess, Sent], None] = _nothing
     #: What is done after the worker was struck.
-    follow: Callable[[Bench, Worker, Sent], None] = _nothing
+    follow: Callable[[Bench, LocalProcess, Sent], None] = _nothing
     #: What is done when another worker is up.
-    finish: Callable[[Bench, Worker, Sent], None] = _nothing
+    finish: Callable[[Bench, LocalProcess, Sent], None] = _nothing
     state: str = "SUCCESS"
     status: str = Status.SUCCEEDED
     #: The result: a value, or the name of the exception's class.
@@ -69,6 +70,9 @@ class Scene:
     seen: Mapping[str, Times] = field(default_factory=dict)
     thawed: Mapping[str, Times] = field(default_factory=dict)
     pool: str = "solo"
+    #: What a client is to do, which is struck instead of a worker: the arguments of `celery`, or of Python.
+    #: It gets the name of the scene's queue.
+    client: Callable[[str], Sequence[str]] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -105,6 +109,33 @@ def in_chord(bench: Bench, queue: str) -> Sent:
 
 def task(name: str, *args: Any) -> Callable[[Bench, str], Sent]:
     return lambda bench, queue: Sent.of(getattr(bench.project, name).apply_async(args, queue=queue))
+
+
+def hang(bench: Bench, queue: str) -> Sent:
+    return Sent.of(bench.project.hang.apply_async(queue=queue, link_error=bench.project.failed.s()))
+
+
+def in_an_hour(bench: Bench, queue: str) -> Sent:
+    """A countdown, which needs no worker before it is over."""
+    return Sent.of(bench.project.say.apply_async(("never",), countdown=3600, task_id=f"hour-{queue}"))
+
+
+def sent_by_client(bench: Bench, queue: str) -> Sent:
+    """The client sends it."""
+    return Sent.of(bench.app().AsyncResult(f"sent-{queue}"))
+
+
+def send(queue: str) -> Sequence[str]:
+    sending = f"say.apply_async(('sent',), countdown=1, task_id='sent-{queue}')"
+    return "-c", f"from tests.faults.proj import say; {sending}"
+
+
+def cancel(queue: str) -> Sequence[str]:
+    return "durable", "cancel", f"hour-{queue}"
+
+
+def revoke(queue: str) -> Sequence[str]:
+    return "-c", f"from tests.faults.proj import app; app.control.revoke('hour-{queue}')"
 
 
 def twice(bench: Bench, queue: str) -> Sent:
@@ -162,30 +193,30 @@ def wait_for_row(bench: Bench, sent: Sent, status: str) -> Any:
     return bench.wait_for(found, message=f"the row is {status}")
 
 
-def cancel_asleep(bench: Bench, _: Worker, sent: Sent) -> None:
+def cancel_asleep(bench: Bench, _: LocalProcess, sent: Sent) -> None:
     wait_for_row(bench, sent, Status.SLEEPING)
     assert bench.app().durable.cancel(sent.task_id)
 
 
-def stop_in_body(number: int) -> Callable[[Bench, Worker, Sent], None]:
-    def stop(bench: Bench, worker: Worker, sent: Sent) -> None:
+def stop_in_body(number: int) -> Callable[[Bench, LocalProcess, Sent], None]:
+    def stop(bench: Bench, worker: LocalProcess, sent: Sent) -> None:
         wait_for_body(bench, sent)
         worker.signal(number)
 
     return stop
 
 
-def let_go(bench: Bench, _: Worker, sent: Sent) -> None:
+def let_go(bench: Bench, _: LocalProcess, sent: Sent) -> None:
     bench.witness.saw(sent.task_id, "go")
 
 
-def let_first_go(bench: Bench, _: Worker, sent: Sent) -> None:
+def let_first_go(bench: Bench, _: LocalProcess, sent: Sent) -> None:
     """End the task that took the only slot."""
     holders = {seen.task_id for seen in bench.witness.sightings() if seen.task_id.startswith("first-")}
     bench.witness.saw(holders.pop(), "go")
 
 
-def release(bench: Bench, _: Worker, sent: Sent) -> None:
+def release(bench: Bench, _: LocalProcess, sent: Sent) -> None:
     """Its code does not fit its journal. It is set aside until somebody mends it."""
     row = wait_for_row(bench, sent, Status.QUARANTINED)
     assert (row.wake_at, row.owner, row.outcome) == (None, None, None)
@@ -271,6 +302,27 @@ CANCELLED = Act(
     seen={"body": 1, "woken": 0, "success": 0, "failure": 0},
 )
 
+LOSE_CHILD = Act(
+    task("lose_process"), value="survived", journal=("step",), seen={"body": 2, "step": 1, "success": 1}
+)
+HANG = Act(
+    hang,
+    state="FAILURE",
+    status=Status.FAILED,
+    value="TimeLimitExceeded",
+    seen={"body": 1, "errback": 1},
+)
+SENT_BY_CLIENT = Act(
+    sent_by_client, value="sent", journal=("step",), seen={"body": 1, "step": 1, "success": 1}
+)
+NEVER_RUN = Act(
+    in_an_hour,
+    state="REVOKED",
+    status=Status.CANCELLED,
+    value="TaskRevokedError",
+    seen={"body": 0, "success": 0, "failure": 0},
+)
+
 WITHOUT_STRANGER = {"PROJ_WITHOUT": "stranger"}
 #: A process that is frozen between its outcome and the telling of it tells it once more when it thaws.
 TOLD_AGAIN: Mapping[str, Times] = {"success": (1, 2)}
@@ -317,7 +369,8 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene(Point.RETRY_BUILT, RETRY, {"body": 3}),
         Scene(Point.RETRY_STORED, RETRY, {"body": 3}),
         Scene(Point.RETRY_PARKED, RETRY),
-        Scene(Point.REPLACEMENT_SENT, REPLACE),
+        # Its lease may run out before another worker gets the successor's message.
+        Scene(Point.REPLACEMENT_SENT, REPLACE, {"body": (1, 2)}),
         Scene(Point.QUARANTINED_STORED, DIVERGE, {"body": 4}),
         Scene(Point.SET_ASIDE, DIVERGE),
     ),
@@ -333,6 +386,39 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene(Point.LEASES_MARKED, DRAINED, pool="prefork"),
         Scene(Point.LEASES_HANDED_BACK, HANDED_BACK, pool="prefork"),
     ),
+    "children": (
+        Scene(Point.CHILD_LOST, LOSE_CHILD, pool="prefork"),
+        Scene(Point.CHILD_RECOVERED, LOSE_CHILD, pool="prefork"),
+        Scene(Point.LIMIT_HIT, HANG, {"body": 2}, pool="prefork"),
+        Scene(Point.LIMIT_WRITTEN, HANG, pool="prefork"),
+        Scene(Point.LIMIT_TOLD, HANG, {"errback": 2}, pool="prefork"),
+    ),
+    "clients": (
+        Scene(Point.SEND_SCHEDULED, SENT_BY_CLIENT, client=send),
+        Scene(Point.VERDICT_WRITTEN, NEVER_RUN, client=cancel),
+        Scene(Point.VERDICT_STORED, NEVER_RUN, client=cancel),
+        Scene(Point.VERDICT_WRITTEN, NEVER_RUN, client=revoke),
+        Scene(Point.VERDICT_STORED, NEVER_RUN, client=revoke),
+    ),
+}
+#: Those of one entry are played at the same time.
+KILLED = {
+    "from the message to its end": ("delivery", "body", "end"),
+    "other ends, verdicts, main processes, clients": (
+        "other ends",
+        "retry",
+        "verdicts",
+        "leaving",
+        "children",
+        "clients",
+    ),
 }
 #: Played with a freeze too, where the struck process goes on after another one has done its work.
-FROZEN = ("delivery", "body", "end", "other ends", "retry", "verdicts")
+FROZEN = {
+    "from the message to its end": ("delivery", "body", "end"),
+    "other ends, verdicts": ("other ends", "retry", "verdicts"),
+}
+
+
+def scenes_of(topics: Sequence[str]) -> list[Scene]:
+    return [scene for topic in topics for scene in SCENES[topic]]

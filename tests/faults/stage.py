@@ -1,7 +1,8 @@
-"""A stage for the scenes of one group: a struck worker for each, and one worker that takes over from all."""
+"""A stage for many scenes: a struck process for each, and one worker that takes over from all."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import psutil  # type: ignore[import-untyped]
 from celery_durable.points import CRASH_VARIABLE, FREEZE_VARIABLE, MARKS_VARIABLE
 from tests.faults.scenes import Scene, Sent, Times
 from tests.nodes import Bench, WaitTimeout, Worker
+from tests.nodes.process import LocalProcess
+from tests.nodes.workers import ROOT
 
 
 @dataclass
@@ -21,7 +24,8 @@ class Played:
     scene: Scene
     queue: str
     marks: Path
-    worker: Worker
+    #: A client starts later.
+    process: LocalProcess = None  # type: ignore[assignment]
     sent: Sent = None  # type: ignore[assignment]
 
     @property
@@ -32,7 +36,7 @@ class Played:
         """Whether a process has come to the point, and what was to happen to it has happened."""
         if not self.mark.exists():
             return False
-        return is_frozen(self.worker.pid) if frozen else not self.worker.running
+        return is_frozen(self.process.pid) if frozen else not self.process.running
 
 
 class Stage:
@@ -51,20 +55,39 @@ class Stage:
     def _start(self, scene: Scene, queue: str) -> Played:
         marks = self.bench.folder / f"{queue}-marks"
         marks.mkdir()
-        env = strike(scene.point, marks, frozen=self.frozen)
-        worker = self.bench.worker(
-            name=queue, queues=queue, pool=scene.pool, concurrency=1, env={**env, **scene.env}, wait=False
-        )
-        return Played(scene, queue, marks, worker)
+        played = Played(scene, queue, marks)
+        if scene.client is None:
+            played.process = self.bench.worker(
+                name=queue, queues=queue, pool=scene.pool, concurrency=1, env=self._env(played), wait=False
+            )
+        return played
+
+    def _env(self, played: Played) -> dict[str, str]:
+        return {**strike(played.scene.point, played.marks, frozen=self.frozen), **played.scene.env}
+
+    def _run_client(self, played: Played) -> None:
+        assert played.scene.client is not None
+        arguments, env = played.scene.client(played.queue), self._env(played)
+        if arguments[0] == "-c":
+            command = [sys.executable, *arguments]
+            env = {"PYTHONPATH": str(ROOT), **self.bench.env, **env}
+            client = LocalProcess(played.queue, command, folder=self.bench.folder, env=env)
+            self.bench.processes.append(client)
+            played.process = client.start()
+        else:
+            played.process = self.bench.process(*arguments, name=played.queue, env=env)
 
     def play(self) -> None:
-        """Play all scenes up to the point where each worker is struck."""
+        """Play all scenes up to the point where each process is struck."""
         for played in self.played:
-            played.worker.wait_until_ready()
+            if played.scene.client is None:
+                played.process.wait_until_ready()
         for played in self.played:
             played.sent = played.scene.act.send(self.bench, played.queue)
+            if played.process is None:
+                self._run_client(played)
         for played in self.played:
-            played.scene.act.lead(self.bench, played.worker, played.sent)
+            played.scene.act.lead(self.bench, played.process, played.sent)
         for played in self.played:
             self.bench.wait_for(
                 lambda played=played: played.is_struck(frozen=self.frozen),  # type: ignore[misc]
@@ -73,8 +96,8 @@ class Stage:
             )
             if not self.frozen:
                 # Where a main process was struck, its children go with it.
-                played.worker.kill()
-            played.scene.act.follow(self.bench, played.worker, played.sent)
+                played.process.kill()
+            played.scene.act.follow(self.bench, played.process, played.sent)
 
     def take_over(self) -> None:
         """Have another worker end what was begun."""
@@ -104,7 +127,7 @@ class Stage:
                 played.queue, destination=[self.second.hostname], reply=True, timeout=10
             )
             assert answer, f"{self.second.name} leaves {played.queue} alone"
-            played.worker.thaw()
+            played.process.thaw()
         pings = [self.bench.project.say.apply_async((p.queue,), queue=p.queue) for p in self.played]
         for ping, played in zip(pings, self.played, strict=True):
             message = f"the worker of {played.scene.name} goes on"

@@ -1,20 +1,19 @@
-"""A worker dies, or freezes, at every point between two effects: the task goes on to its one end."""
+"""A process dies, or freezes, at every point between two effects: the task goes on to its one end."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.faults.scenes import FROZEN, SCENES
+from tests.faults.scenes import FROZEN, KILLED, scenes_of
 from tests.faults.stage import Stage
 from tests.nodes import Bench, on
 
 
-@pytest.mark.report("killed-while-parking")
-@on("redis-postgres")
+@on("redis-postgres", "redis-sqlite")
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("group", SCENES)
-def test_a_worker_is_killed_there_and_another_one_goes_on(bench: Bench, group: str) -> None:
-    stage = Stage(bench, SCENES[group], frozen=False)
+@pytest.mark.parametrize("part", KILLED)
+def test_a_process_is_killed_there_and_a_worker_goes_on(bench: Bench, part: str) -> None:
+    stage = Stage(bench, scenes_of(KILLED[part]), frozen=False)
     bench.beat()
     stage.play()
     stage.take_over()
@@ -23,11 +22,9 @@ def test_a_worker_is_killed_there_and_another_one_goes_on(bench: Bench, group: s
 
 @on("redis-postgres")
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("group", FROZEN)
-def test_a_worker_freezes_there_and_thaws_when_another_one_has_done_its_work(
-    bench: Bench, group: str
-) -> None:
-    stage = Stage(bench, SCENES[group], frozen=True)
+@pytest.mark.parametrize("part", FROZEN)
+def test_a_worker_freezes_there_and_thaws_when_another_one_has_done_its_work(bench: Bench, part: str) -> None:
+    stage = Stage(bench, scenes_of(FROZEN[part]), frozen=True)
     bench.beat()
     stage.play()
     stage.take_over()

@@ -10,6 +10,8 @@ import pytest
 import celery_durable
 from celery_durable import points
 from celery_durable.points import CRASH_VARIABLE, FREEZE_VARIABLE, MARKS_VARIABLE, Point
+from tests.faults.scenes import KILLED, SCENES, scenes_of
+from tests.faults.test_schedulers import STRUCK
 
 PACKAGE = Path(celery_durable.__file__).parent
 
@@ -27,6 +29,13 @@ def points_in_code() -> list[str]:
 
 def test_every_point_is_somewhere_in_the_code() -> None:
     assert set(points_in_code()) == Point.names()
+
+
+def test_every_point_has_a_fault_test() -> None:
+    """Each of these tests waits until a process has come to the point and was struck there."""
+    scenes = [scene.mark for topics in KILLED.values() for scene in scenes_of(topics)]
+    assert {*scenes, *STRUCK} == Point.names()
+    assert sorted(topic for topics in KILLED.values() for topic in topics) == sorted(SCENES)
 
 
 def test_names_are_told_apart() -> None:

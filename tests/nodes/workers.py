@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any, ClassVar
 
-from tests.nodes.process import LocalProcess
+from tests.nodes.nursery import Nursery
+from tests.nodes.process import LocalProcess, inherited_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,6 +20,9 @@ def celery_command(module: str, *arguments: str) -> list[str]:
 
 class CeleryProcess(LocalProcess):
     """`celery -A module …`, ready when `ready` is in its log."""
+
+    #: Where these processes come from. None: each is an interpreter of its own.
+    nursery: ClassVar[Nursery | None] = None
 
     def __init__(
         self,
@@ -33,6 +38,13 @@ class CeleryProcess(LocalProcess):
         environment = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **env}
         command = celery_command(module, *arguments)
         super().__init__(name, command, folder=folder, env=environment, ready=ready)
+
+    def _spawn(self, log: IO[bytes]) -> Any:
+        if self.nursery is None:
+            return super()._spawn(log)
+        env = {**inherited_environment(), **self.environment()}
+        _, _, _, *arguments = self.command()
+        return self.nursery.spawn(arguments, folder=self.folder, env=env, log=self.log_file)
 
 
 class Worker(CeleryProcess):
