@@ -171,8 +171,9 @@ class Database:
         """
         with self._passing(), _translated(self):
             engine = self.engine
-            borrowed = engine.raw_connection()
+            borrowed: PoolProxiedConnection | None = None
             try:
+                borrowed = engine.raw_connection()
                 cursor = borrowed.cursor()
                 cursor.execute(text, parameters)
                 rows: Sequence[Any] = () if cursor.description is None else cursor.fetchall()
@@ -180,7 +181,8 @@ class Database:
             except engine.dialect.loaded_dbapi.Error as error:
                 raise _wrapped(error, text, engine, borrowed) from error
             finally:
-                borrowed.close()
+                if borrowed is not None:
+                    borrowed.close()
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -255,11 +257,15 @@ class _Ping:
             raise exc.InvalidatePoolError from error
 
 
-def _wrapped(error: Any, text: str, engine: Engine, borrowed: PoolProxiedConnection) -> BaseException:
-    """An error of the driver's as SQLAlchemy shows it, after what SQLAlchemy does about it."""
+def _wrapped(error: Any, text: str, engine: Engine, borrowed: PoolProxiedConnection | None) -> BaseException:
+    """An error of the driver's as SQLAlchemy shows it, after what SQLAlchemy does about it.
+
+    Without a connection: none could be made.
+    """
     dialect = engine.dialect
-    is_lost = dialect.is_disconnect(error, borrowed.dbapi_connection, None)
-    if is_lost:
+    is_lost = False
+    if borrowed is not None and dialect.is_disconnect(error, borrowed.dbapi_connection, None):
+        is_lost = True
         borrowed.invalidate(error)
         # The others were most likely lost with it.
         engine.dispose()

@@ -20,6 +20,7 @@ from celery_durable.store import Store
 from celery_durable.store.engine import Database
 from celery_durable.store.forks import gate
 from tests.nodes import FaultProxy, WaitTimeout, wait_for
+from tests.nodes.ports import free_port
 from tests.store.tables import Tables, claimed, delivery
 
 fork = multiprocessing.get_context("fork")
@@ -401,6 +402,15 @@ def test_a_renewal_that_would_wait_for_long_is_cut_off(private_servers):
         with pytest.raises(StoreUnavailable, match="statement timeout"):
             store.heartbeats.renew([key], 60.0)
     assert store.heartbeats.renew([key], 60.0) == {key}
+    store.dispose()
+
+
+@pytest.mark.parametrize("ask", [claimed, Store.now, lambda store: store.heartbeats.renew([], 1.0)])
+def test_a_server_that_cannot_be_connected_to_is_store_unavailable_for_every_kind_of_statement(ask):
+    store = Store(f"postgresql+psycopg://postgres@127.0.0.1:{free_port()}/test", namespace="proj")
+
+    with pytest.raises(StoreUnavailable, match="onnection refused"):
+        ask(store)
     store.dispose()
 
 
