@@ -20,12 +20,14 @@ class TestAWorkerDiesWhileItAsks:
         bench.env["CELERY_RESULT_BACKEND"] = f"db+{bench.store_url}"
         monkeypatch.setenv("CELERY_RESULT_BACKEND", bench.env["CELERY_RESULT_BACKEND"])
         bench.configure(broker_transport_options=FAST_REDELIVERY)
-        worker = bench.worker(concurrency=1, env={"PROJ_DIES_ASKING": "1"})
+        worker = bench.worker(concurrency=1, env={"PROJ_STAYS_AT_IT": "1"})
         project = bench.project
         result = chord([project.member.s(1), project.member.s(2)])(project.gather.s())
-        bench.wait_for(lambda: not worker.running, 30, "the worker dies of the question")
+        bench.wait_for(lambda: bench.witness.count("unlock", "asked"), 30, "it asks")
+        for _ in range(2):
+            # By then its main process knows that the question is being asked.
+            assert bench.app().control.ping([worker.hostname], timeout=10)
         worker.kill()
-        assert bench.witness.count("unlock", "asked") == 1
         bench.worker(name="second", concurrency=1)
         assert result.get(timeout=30) == [1, 2]
         assert bench.witness.count(result.id, "gathered") == 1
