@@ -72,7 +72,8 @@ def running(bench: Bench) -> Iterator[Site]:
 
 
 @pytest.fixture
-def site(running: Site, bench: Bench) -> Site:  # noqa: ARG001 - the bench's logs, if a test fails
+def site(running: Site, bench: Bench) -> Site:
+    """The bench shows the logs if a test fails."""
     return running
 
 
