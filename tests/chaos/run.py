@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def _play(plan: Plan, bench: Bench, report: Report, say: Callable[[str], None]) 
     tables = stage.observer.look()
     report.looks = stage.observer.looks
     report.sent, report.send_errors = len(traffic.sent), Counter(traffic.errors)
-    states = {task_id: _state(bench, task_id) for task_id in traffic.sent}
+    states = _states(bench, traffic.sent)
     lines = record.read(bench.folder / "witness.jsonl")
     losses = stage.flushes
     if plan.broker == "redis":
@@ -170,10 +170,24 @@ def _is_settled(stage: Stage) -> bool:
     return stage.bench.queue_is_empty()
 
 
-def _state(bench: Bench, task_id: str) -> tuple[str, Any]:
+def _states(bench: Bench, task_ids: Iterable[str]) -> dict[str, tuple[str, Any]]:
+    """The state and the result of each task in the result store."""
     backend: Any = bench.app().backend
-    found = backend.get_task_meta(task_id, cache=False)
-    return found["status"], found["result"]
+    metas: dict[str, Any] = {}
+    if hasattr(backend, "task_cls"):
+        # All at once: the database store makes a connection for each that it is asked for.
+        session = backend.ResultSession()
+        for row in session.query(backend.task_cls):
+            data = row.to_dict()
+            if hasattr(backend, "_decode_stored_result"):
+                data["result"] = backend._decode_stored_result(data["result"])
+            metas[row.task_id] = backend.meta_from_decoded(data)
+        session.close()
+    else:
+        metas = {task_id: backend.get_task_meta(task_id, cache=False) for task_id in task_ids}
+    absent = {"status": "PENDING", "result": None}
+    found = {task_id: metas.get(task_id, absent) for task_id in task_ids}
+    return {task_id: (meta["status"], meta["result"]) for task_id, meta in found.items()}
 
 
 def _deaths(log: Path) -> list[float]:
