@@ -51,6 +51,8 @@ class Claiming:
         self._runtime = runtime
         self._reporter = reporter
         self._clock = clock or SystemClock()
+        #: Since when this process has been claiming in vain.
+        self._away_since: float | None = None
 
     def claim(self, delivery: Delivery, limits: TaskSettings) -> Claim | Refusal | Scheduled | None:
         """Claim a delivery.
@@ -60,17 +62,22 @@ class Claiming:
         worker stops, and the message has to go back to the broker.
         """
         pause = FIRST_PAUSE
+        level = logging.WARNING
         fields = about(delivery.task_name, delivery.task_id)
         give_up_at = self._clock.monotonic() + HOLD_WAKE
         while not self._reporter.is_stopping:
             try:
-                return self._claim(delivery, limits)
+                claim = self._claim(delivery, limits)
             except StoreUnavailable as error:
                 if delivery.is_wake and self._clock.monotonic() >= give_up_at:
                     return Refusal(f"its row will send another: {error.reason}")
-                logger.warning(
-                    "%s[%s] is held: %s", delivery.task_name, delivery.task_id, error, extra=fields
+                # The sentence in full once for a process and an outage, and a line once for a delivery.
+                reason = error if self._away_since is None else "the durable database is still away"
+                self._away_since = self._away_since or self._clock.monotonic()
+                logger.log(
+                    level, "%s[%s] is held: %s", delivery.task_name, delivery.task_id, reason, extra=fields
                 )
+                level = logging.DEBUG
             except Exception as error:
                 if delivery.is_wake and self._clock.monotonic() >= give_up_at:
                     # With a row that is to blame, each wake of it would hold a process for ever.
@@ -78,9 +85,17 @@ class Claiming:
                 # Whatever is wrong with the database (tables that are not there, a lack of rights): told as
                 # an error of the task it would be the end of its only message.
                 logger.exception("%s[%s] is held", delivery.task_name, delivery.task_id, extra=fields)
+            else:
+                self._note_return()
+                return claim
             self._clock.pause(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
         return None
+
+    def _note_return(self) -> None:
+        since, self._away_since = self._away_since, None
+        if since is not None:
+            logger.info("The durable database is back after %.1f s", self._clock.monotonic() - since)
 
     def _claim(self, delivery: Delivery, limits: TaskSettings) -> Claim | Refusal | Scheduled:
         runtime = self._runtime()

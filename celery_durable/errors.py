@@ -3,6 +3,7 @@
     DurableError
       ConfigurationError
       StoreUnavailable            (also kombu.exceptions.OperationalError)
+        LoginRefused
         WrongTables
       LeaseLost
         LeaseRenewalTimedOut
@@ -30,6 +31,16 @@ from typing import Literal
 from kombu.exceptions import OperationalError
 
 Place = Literal["outside a run", "inside a step", "in another thread", "inside an open database transaction"]
+
+During = Literal["a run", "a send", "a start", "a command"]
+
+#: What is to be done when the database is away, by what has been broken off.
+_AFTER: dict[str, str] = {
+    "a run": "Nothing is lost, and the work goes on when it answers again.",
+    "a send": "The task was not sent: send it again, with the same task_id if it must not run twice.",
+    "a start": "This process does not start: start it again when the database answers.",
+    "a command": "Give the command again when it answers.",
+}
 
 _ADVICE: dict[str, str] = {
     "outside a run": (
@@ -64,16 +75,39 @@ class ConfigurationError(DurableError):
 
 
 class StoreUnavailable(DurableError, OperationalError):
-    """The durable database did not answer. ``reason`` must hold no password."""
+    """The durable database did not answer. ``reason`` must hold no password.
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+    ``during``: what this has broken off, such as ``"a send"``.
+    """
+
+    def __init__(self, reason: str, during: During = "a run") -> None:
+        super().__init__(reason, during)
         self.reason = reason
+        self.during = during
+
+    def broke_off(self, during: During) -> None:
+        """Note what this has broken off: who knows it is not who noticed that the database is away."""
+        self.during = during
+        self.args = (self.reason, during)
+
+    @property
+    def _after(self) -> str:
+        return _AFTER.get(self.during, "")
 
     def __str__(self) -> str:
         return (
-            f"The durable database is not available: {self.reason}. Nothing is lost and the work "
-            "goes on when it answers again; otherwise check the server and durable_database_url."
+            f"The durable database is not available: {self.reason}. {self._after} "
+            "If it stays away, check the server and durable_database_url."
+        )
+
+
+class LoginRefused(StoreUnavailable):
+    """The server answered, but has no such database, or does not let this user in: no wait will mend it."""
+
+    def __str__(self) -> str:
+        return (
+            f"The durable database is not available: {self.reason}. This does not mend itself: create the "
+            f"database or the user, or correct durable_database_url. {self._after}"
         )
 
 
@@ -84,7 +118,7 @@ class WrongTables(StoreUnavailable):
     def __str__(self) -> str:
         return (
             f"The durable tables do not fit this release: {self.reason}. "
-            "Run `celery -A <your app> durable upgrade`, then `durable check`. Nothing is lost meanwhile."
+            f"Run `celery -A <your app> durable upgrade`, then `durable check`. {self._after}"
         )
 
 

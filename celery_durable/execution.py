@@ -325,18 +325,27 @@ class Execution:
         Raises LeaseLost when it does not come back in time.
         """
         pause = 0.1
+        waits_since: float | None = None
         while True:
             try:
-                return statement()
+                answer = statement()
             except StoreUnavailable as error:
                 if self._clock.monotonic() + pause >= self.lease.deadline:
                     self.lease.reopen()
                     self.lease.mark_timed_out()
                     self.lease.check()
-                logger.warning("%s[%s] waits: %s", self.task_name, self.key.task_id, error)
+                # Once, and then a word when it is over.
+                level = logging.WARNING if waits_since is None else logging.DEBUG
+                logger.log(level, "%s[%s] waits: %s", self.task_name, self.key.task_id, error)
+                waits_since = waits_since or self._clock.monotonic()
                 if self._clock.wait(self.lease.lost_event, pause):
                     self.lease.check()
                 pause = min(pause * 2, 2.0)
+            else:
+                if waits_since is not None:
+                    seconds = self._clock.monotonic() - waits_since
+                    logger.info("%s[%s] goes on after %.1f s", self.task_name, self.key.task_id, seconds)
+                return answer
 
 
 def step_name(fn: Any) -> str:

@@ -23,8 +23,12 @@ class _Away(StoreUnavailable, click.ClickException):
 
     def __init__(self, error: StoreUnavailable) -> None:
         click.ClickException.__init__(self, str(error))
-        self.args = (error.reason,)
-        self.reason = error.reason
+        self.args = error.args
+        self.reason, self.during = error.reason, error.during
+        self._text = str(error)
+
+    def __str__(self) -> str:
+        return self._text
 
 
 @contextmanager
@@ -36,6 +40,8 @@ def in_one_line() -> Iterator[None]:
     try:
         yield
     except (ConfigurationError, StoreUnavailable) as error:
+        if isinstance(error, StoreUnavailable):
+            error.broke_off("a start")
         if click.get_current_context(silent=True) is None:
             raise
         told = _Misconfigured(error) if isinstance(error, ConfigurationError) else _Away(error)

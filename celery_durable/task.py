@@ -198,6 +198,7 @@ class DurableTask(_Task[P, R_co]):
             ended = durable.store.outbox.begin(follower_of(self.app, caught[0]))
         except StoreUnavailable as error:
             if self._due(options) is not None:
+                error.broke_off("a send")
                 raise
             logger.warning(
                 "%s[%s], the body of a chord, is left to the broker: %s", self.name, task_id, error
@@ -210,7 +211,11 @@ class DurableTask(_Task[P, R_co]):
 
     def _schedule(self, durable: Any, captured: Captured, due: Due) -> None:
         delivery = delivery_from_headers(self.app, captured.headers, captured.message)
-        refusal: Refusal | None = durable.schedule(delivery, due)
+        try:
+            refusal: Refusal | None = durable.schedule(delivery, due)
+        except StoreUnavailable as error:
+            error.broke_off("a send")
+            raise
         reached(Point.SEND_SCHEDULED)
         if refusal is not None:
             logger.warning("%s[%s] was not scheduled: %s", self.name, delivery.task_id, refusal.reason)

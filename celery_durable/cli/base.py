@@ -56,8 +56,10 @@ class OneLineErrors(click.Command):
         except click.UsageError as error:
             raise _in_one_line(error) from error
         except WrongTables as error:
+            error.broke_off("a command")
             raise Failure(str(error)) from error
         except StoreUnavailable as error:
+            error.broke_off("a command")
             raise Away(str(error)) from error
         except ConfigurationError as error:
             raise Failure("; ".join(error.problems)) from error

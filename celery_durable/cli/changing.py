@@ -12,7 +12,8 @@ from celery.bin.base import handle_preload_options
 
 from celery_durable.cli.base import FAILED, DurableCommand, Failure, extension, say, say_json
 from celery_durable.cli.filters import chosen_by, filter_options
-from celery_durable.cli.tables import time_text
+from celery_durable.cli.naming import unknown_id, unknown_task
+from celery_durable.cli.tables import distance_text, time_text
 from celery_durable.cli.values import instant, span
 from celery_durable.errors import ExecutionNotFound, OperationRefused
 from celery_durable.operations import Changed, FilterOptions
@@ -40,6 +41,8 @@ class Verb:
     #: Gives the new time, or a word on what was done. Raises what stands in the way.
     on_one: Callable[[Durable, str], datetime | str | None]
     on_many: Callable[[Durable, FilterOptions], Changed]
+    #: It is also for ids that no task has yet.
+    takes_unknown: bool = False
 
 
 def _arguments(command: _Command) -> _Command:
@@ -85,7 +88,7 @@ def postpone(
     """Move tasks that sleep, are scheduled or wait for a retry to another time."""
     if (until is None) == (by is None):
         raise click.UsageError("Say either --until or --by.", ctx)
-    at = extension(ctx).store.now() + until if isinstance(until, timedelta) else until
+    at = None if until is None else _to_come(ctx, until)
     verb = Verb(
         "postpone",
         "postponed",
@@ -96,27 +99,48 @@ def postpone(
     _run(ctx, verb, options)
 
 
+def _to_come(ctx: click.Context, until: datetime | timedelta) -> datetime:
+    """The time that --until names. One that has passed would let tasks go on at once: most likely a slip."""
+    durable = extension(ctx)
+    now: datetime = durable.store.now()
+    at = now + until if isinstance(until, timedelta) else durable.instant_of(until)
+    if at < now:
+        raise click.UsageError(
+            f"--until {time_text(at, ctx.obj.app.timezone)} is past ({distance_text(at, now)}): use"
+            " `durable wake` to let tasks go on now.",
+            ctx,
+        )
+    return at
+
+
 @click.command(cls=DurableCommand)
 @_arguments
 @click.option("--reason", default="revoked", show_default=True, help="Kept with the task.")
+@click.option(
+    "--unknown", is_flag=True, help="Also note the cancel for an id whose message is still to come."
+)
 @click.pass_context
 @handle_preload_options
-def cancel(ctx: click.Context, reason: str, **options: Any) -> None:
+def cancel(ctx: click.Context, reason: str, unknown: bool, **options: Any) -> None:
     """Cancel tasks for good: their results are REVOKED, nothing follows them.
 
-    What runs is stopped at its next durable call. An id that has not started yet is remembered.
+    What runs is stopped at its next durable call.
     """
     verb = Verb(
         "cancel",
         "cancelled",
         (Status.LIVE - {Status.ENDING}) | {Status.QUARANTINED},
-        lambda d, i: _cancel_one(d, i, reason),
+        lambda d, i: _cancel_one(d, i, reason, unknown),
         lambda d, chosen: d.cancel(reason=reason, **chosen),
+        takes_unknown=unknown,
     )
     _run(ctx, verb, options)
 
 
-def _cancel_one(durable: Durable, task_id: str, reason: str) -> str | None:
+def _cancel_one(durable: Durable, task_id: str, reason: str, unknown: bool) -> str | None:
+    if not unknown and _found(durable, task_id) is None:
+        hint = "--unknown notes the cancel for a message that is still to come"
+        raise Failure(f"{unknown_id(durable, task_id)}; {hint}.")
     if not durable.cancel(task_id, reason=reason):
         raise OperationRefused("cancel", task_id, "it has come to its end")
     has_started = durable.get(task_id).message is not None
@@ -166,7 +190,9 @@ def _change_ids(
     for task_id in task_ids:
         try:
             done[task_id] = verb.on_one(durable, task_id)
-        except (ExecutionNotFound, OperationRefused) as error:
+        except ExecutionNotFound:
+            refused[task_id] = f"{unknown_id(durable, task_id)}."
+        except (Failure, OperationRefused) as error:
             refused[task_id] = str(error)
     _report_ids(ctx, verb, done, refused, options["as_json"])
 
@@ -176,7 +202,7 @@ def _report_ids(
 ) -> None:
     if as_json:
         changed = {i: note.isoformat() if isinstance(note, datetime) else note for i, note in done.items()}
-        say_json(ctx, {verb.done: changed, "refused": refused})
+        _say_changes(ctx, verb.done, len(done), changed, refused)
     else:
         for task_id, note in done.items():
             word = f"due {time_text(note, ctx.obj.app.timezone)}" if isinstance(note, datetime) else note
@@ -191,17 +217,26 @@ def _rehearse_ids(
     ctx: click.Context, durable: Durable, verb: Verb, task_ids: tuple[str, ...], as_json: bool
 ) -> None:
     found = {task_id: _found(durable, task_id) for task_id in task_ids}
-    fitting = [
-        i for i, execution in found.items() if execution is not None and execution.status in verb.statuses
-    ]
+    states = {i: "not found" if e is None else str(e.status) for i, e in found.items()}
+    fitting = {
+        i for i, e in found.items() if (verb.takes_unknown if e is None else e.status in verb.statuses)
+    }
     if as_json:
-        say_json(ctx, {f"would_be_{verb.done}": fitting})
+        accepted = {i: state for i, state in states.items() if i in fitting}
+        refused = {i: state for i, state in states.items() if i not in fitting}
+        _say_changes(ctx, f"would_be_{verb.done}", len(accepted), accepted, refused)
         return
-    for task_id, execution in found.items():
-        state = "not found" if execution is None else execution.status
+    for task_id, state in states.items():
         answer = f"would be {verb.done}" if task_id in fitting else f"would not be {verb.done}"
         shown = task_id if flaw_of_text(task_id) is None else shortened(task_id)
         say(ctx, f"{shown} {answer}: {state}")
+
+
+def _say_changes(
+    ctx: click.Context, what: str, count: int, ids: dict[str, Any] | None, refused: dict[str, str]
+) -> None:
+    """The one shape of an answer in JSON; ``ids`` is null where a filter chose them."""
+    say_json(ctx, {what: count, "ids": ids, "refused": refused})
 
 
 def _found(durable: Durable, task_id: str) -> Execution | None:
@@ -233,7 +268,7 @@ def _change_found(
     _confirm(count, verb, options["yes"])
     changed = len(verb.on_many(durable, chosen))
     if options["as_json"]:
-        say_json(ctx, {verb.done: changed})
+        _say_changes(ctx, verb.done, changed, None, {})
     else:
         say(ctx, f"{_tasks(changed)} {verb.done}")
 
@@ -248,10 +283,10 @@ def _rehearse(
 ) -> None:
     key = f"would_be_{verb.done}" if options["dry_run"] else verb.done
     if options["as_json"]:
-        say_json(ctx, {key: count})
+        _say_changes(ctx, key, count, None, {})
         return
     if chosen is None or count == 0:
-        say(ctx, f"There is nothing to {verb.name}.")
+        say(ctx, f"There is nothing to {verb.name}{unknown_task(durable, chosen)}.")
         return
     say(ctx, f"{_tasks(count)} would be {verb.done}, for example:")
     for execution in durable.list(limit=SHOWN, **chosen):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 OK, WARNING, FAILURE = "ok", "warning", "failed"
 
+_REMEDY = "run `celery beat`, or `celery durable scheduler` beside another beat"
+
 #: Seconds by which the clocks of this machine and the database may differ without a word.
 SKEW = 5.0
 #: Seconds to wait for the broker.
@@ -128,16 +130,21 @@ def _scheduler(durable: Durable) -> Finding:
     seen = durable.store.schedule.seconds_since_tick()
     patience = max(PATIENCE, 3 * durable.settings.poll_interval)
     if seen is None:
-        return Finding("scheduler", WARNING, "none was ever seen: what sleeps will not wake")
-    level = OK if seen <= patience else WARNING
-    return Finding("scheduler", level, f"seen {span_text(max(seen, 0.0))} ago")
+        return Finding(
+            "scheduler", WARNING, f"none was ever seen: what sleeps will not wake. To wake it, {_REMEDY}"
+        )
+    detail = f"seen {span_text(max(seen, 0.0))} ago"
+    if seen <= patience:
+        return Finding("scheduler", OK, detail)
+    return Finding("scheduler", WARNING, f"{detail}: what sleeps will not wake. To wake it, {_REMEDY}")
 
 
 def _lateness(durable: Durable) -> Finding:
     stats = durable.stats()
-    level = OK if stats.lateness <= PATIENCE else WARNING
     detail = f"{stats.overdue} due, for {span_text(stats.lateness)}" if stats.overdue else "nothing is due"
-    return Finding("lateness", level, detail)
+    if stats.lateness <= PATIENCE:
+        return Finding("lateness", OK, detail)
+    return Finding("lateness", WARNING, f"{detail}. Where no scheduler runs, {_REMEDY}; else add workers")
 
 
 def _broker(durable: Durable) -> Finding:

@@ -9,9 +9,11 @@ import click
 from celery.bin.base import handle_preload_options
 
 from celery_durable.cli import describing
-from celery_durable.cli.base import DurableCommand, extension, say, say_json, say_json_items
+from celery_durable.cli.base import DurableCommand, Failure, extension, say, say_json, say_json_items
 from celery_durable.cli.filters import chosen_by, filter_options
+from celery_durable.cli.naming import unknown_id, unknown_task
 from celery_durable.cli.tables import distance_text, facts, span_text, table, time_text
+from celery_durable.errors import ExecutionNotFound
 from celery_durable.records import Execution, JournalEntry
 from celery_durable.store.statistics import Stats
 
@@ -49,7 +51,8 @@ def list_(
     for line in table(_HEAD, rows()):
         say(ctx, line)
     if count == 0:
-        say(ctx, "No task matches." if chosen else "There are no durable tasks.")
+        nothing = f"No task matches{unknown_task(durable, chosen)}."
+        say(ctx, nothing if chosen else "There are no durable tasks.")
     elif count == limit and not everything:
         say(ctx, f"Only the first {limit} are shown: --offset {offset + limit} shows the next.")
 
@@ -66,7 +69,11 @@ def _cells(execution: Execution, now: datetime, zone: tzinfo) -> tuple[str, ...]
 
 
 def _due_text(execution: Execution, now: datetime, zone: tzinfo) -> str:
-    """When it goes on; once a wake is on its way, that."""
+    """When it goes on; once a wake is on its way, that. Of what runs, its lease."""
+    if execution.owner is not None and execution.wake_at is not None:
+        if execution.wake_at <= now:
+            return f"lease ran out {distance_text(execution.wake_at, now)}"
+        return f"lease until {time_text(execution.wake_at, zone)} ({distance_text(execution.wake_at, now)})"
     if execution.owner is None and execution.sends > 0:
         return "wake sent" if execution.sends == 1 else f"wake sent {execution.sends} times"
     if execution.due_at is None:
@@ -83,7 +90,10 @@ def _due_text(execution: Execution, now: datetime, zone: tzinfo) -> str:
 def show(ctx: click.Context, task_id: str, reveal: bool, as_json: bool, **_: Any) -> None:
     """Show one durable task with its history."""
     durable = extension(ctx)
-    execution = durable.get(task_id)
+    try:
+        execution = durable.get(task_id)
+    except ExecutionNotFound as error:
+        raise Failure(f"{unknown_id(durable, task_id)}.") from error
     if as_json:
         say_json(ctx, describing.as_document(execution, reveal=reveal))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from sqlalchemy import (
 
 from celery_durable.checks import redacted
 from celery_durable.clock import monotonic
-from celery_durable.errors import StoreUnavailable, WrongTables
+from celery_durable.errors import LoginRefused, StoreUnavailable, WrongTables
 from celery_durable.store.forks import gate
 
 #: Connections of one process for its tasks, its main process or its scheduler. The heartbeats have
@@ -41,6 +42,13 @@ _USED_AT = "celery_durable_used_at"
 #: What PostgreSQL answers when a table, its schema, a column or a function is not there, and SQLite.
 _MISSING = frozenset({"42P01", "3F000", "42703", "42883"})
 _MISSING_WORDS = ("no such table", "no such column", "no such function", " has no column named ")
+#: SQLSTATEs of a login that the server refuses for a reason that stays: no such database, a wrong password,
+#: a user that may not. libpq hands on its words only.
+_REFUSED = frozenset({"3D000", "28P01", "28000"})
+_REFUSED_WORDS = re.compile(
+    r'FATAL: +(?:(?:database|role) ".*" does not exist|password authentication failed|no pg_hba\.conf entry)'
+    r"|no password supplied"
+)
 #: What the driver, or the pool, raises when the database cannot be reached or refuses for now.
 _AWAY = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, exc.InternalError)
 
@@ -289,6 +297,8 @@ def _translated(database: Database) -> Iterator[None]:
         reason = f"{database.url}: {_first_line(error)}"
         if _misses_something(error):
             raise WrongTables(reason) from error
+        if _refuses_login(error):
+            raise LoginRefused(reason) from error
         if isinstance(error, _AWAY) or error.connection_invalidated:
             raise StoreUnavailable(reason) from error
         raise
@@ -300,6 +310,12 @@ def _misses_something(error: exc.SQLAlchemyError) -> bool:
     if isinstance(cause, sqlite3.OperationalError):
         return any(words in str(cause) for words in _MISSING_WORDS)
     return getattr(cause, "sqlstate", None) in _MISSING
+
+
+def _refuses_login(error: exc.SQLAlchemyError) -> bool:
+    """Whether the server is there, but does not let this process in."""
+    cause = getattr(error, "orig", None)
+    return getattr(cause, "sqlstate", None) in _REFUSED or bool(_REFUSED_WORDS.search(str(cause)))
 
 
 def _first_line(error: Exception) -> str:

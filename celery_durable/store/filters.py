@@ -17,7 +17,8 @@ class Filter:
     """Which executions: every given condition must hold.
 
     ``due_before`` and ``due_after`` find what waits: a task that is running is not due. ``owner`` is the
-    beginning of an owner's name (a node name will do), ``text`` any part of the task's id or name.
+    beginning of an owner's name (a node name will do), ``text`` any part of the task's id or name,
+    ``id_start`` the beginning of its id.
     """
 
     statuses: Sequence[str] = ()
@@ -26,6 +27,7 @@ class Filter:
     due_after: datetime | None = None
     owner: str | None = None
     text: str | None = None
+    id_start: str | None = None
 
 
 def condition(context: Context, chosen: Filter) -> ColumnElement[bool]:
@@ -54,4 +56,6 @@ def condition(context: Context, chosen: Filter) -> ColumnElement[bool]:
                 columns.task_name.icontains(chosen.text, autoescape=True),
             )
         )
+    if chosen.id_start is not None:
+        conditions.append(columns.task_id.startswith(chosen.id_start, autoescape=True))
     return and_(*conditions)

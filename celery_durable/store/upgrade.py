@@ -60,9 +60,14 @@ def check(context: Context) -> None:
         ConfigurationError: the tables are missing, or older or newer than this release.
     """
     found, wanted = current_version(context), newest_version()
+    if found is None:
+        raise ConfigurationError(
+            f"there are no tables in {context.database.url} yet: run `celery -A <your app> durable upgrade`;"
+            " a worker or a beat with durable_auto_upgrade = True makes them when it starts"
+        )
     if found != wanted:
         raise ConfigurationError(
-            f"the tables in {context.database.url} are at version {found or 'none'}, this release needs"
+            f"the tables in {context.database.url} are at version {found}, this release needs"
             f" {wanted}: run `celery -A <your app> durable upgrade`, or set durable_auto_upgrade = True"
         )
 

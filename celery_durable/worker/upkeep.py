@@ -48,6 +48,7 @@ class Upkeep:
         self._is_over = False
         self._looked_at = monotonic()
         self._scheduler_seen = True
+        self._is_waiting = False
         self._thread = threading.Thread(target=self._run, name="durable-upkeep", daemon=True)
 
     def start(self) -> None:
@@ -119,11 +120,16 @@ class Upkeep:
             try:
                 self._open_jobs[0]()
             except StoreUnavailable as error:
-                logger.warning("%d writes wait for the database: %s", len(self._open_jobs), error)
+                level = logging.DEBUG if self._is_waiting else logging.WARNING
+                logger.log(level, "%d writes wait for the database: %s", len(self._open_jobs), error)
+                self._is_waiting = True
                 return
             except Exception:
                 logger.exception("A write of the worker's main process failed")
             self._open_jobs.popleft()
+        if self._is_waiting:
+            self._is_waiting = False
+            logger.info("The writes that waited for the database are done")
 
     def _round(self) -> None:
         self._side.drain()

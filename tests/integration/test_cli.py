@@ -68,7 +68,7 @@ class TestBesideAWorker:
     def test_what_is_moved_wakes_at_its_new_time(self, live: Bench) -> None:
         results = [live.project.nap.apply_async((n, 600), task_id=f"moved-{n}") for n in range(3)]
         before = [wait_until_asleep(live, result).due_at for result in results]
-        assert answer(live, "postpone", "--text", "moved-", "--by", "-599s") == {"postponed": 3}
+        assert answer(live, "postpone", "--text", "moved-", "--by", "-599s")["postponed"] == 3
         durable = live.app().durable
         for number, result in enumerate(results):
             assert result.get(timeout=30) == number
@@ -81,8 +81,8 @@ class TestBesideAWorker:
         results = [live.project.nap.apply_async((n, 600), task_id=f"unwanted-{n}") for n in range(3)]
         for result in results:
             wait_until_asleep(live, result)
-        assert answer(live, "cancel", "--text", "unwanted-", "--dry-run") == {"would_be_cancelled": 3}
-        assert answer(live, "cancel", "--text", "unwanted-") == {"cancelled": 3}
+        assert answer(live, "cancel", "--text", "unwanted-", "--dry-run")["would_be_cancelled"] == 3
+        assert answer(live, "cancel", "--text", "unwanted-")["cancelled"] == 3
         for result in results:
             wait_for_status(live, result.id, "cancelled")
             assert result.state == "REVOKED"

@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import psycopg
 import pytest
-from sqlalchemy import NullPool, exc, select, text
+from sqlalchemy import NullPool, exc, make_url, select, text
 
-from celery_durable.errors import StoreUnavailable, WrongTables
+from celery_durable.errors import LoginRefused, StoreUnavailable, WrongTables
 from celery_durable.records import Claim
 from celery_durable.store import Store
 from celery_durable.store.engine import Database
@@ -414,6 +414,17 @@ def test_a_server_that_cannot_be_connected_to_is_store_unavailable_for_every_kin
     store.dispose()
 
 
+def test_a_database_that_does_not_exist_and_a_user_that_does_not_are_told_from_an_outage(private_servers):
+    good = make_url(private_servers.postgres.url())
+    for url in (good.set(database="nosuch"), good.set(username="nosuch")):
+        store = Store(url.render_as_string(hide_password=False), namespace="proj")
+        with pytest.raises(LoginRefused, match="does not exist"):
+            store.now()
+        with pytest.raises(LoginRefused, match="does not exist"):
+            claimed(store)
+        store.dispose()
+
+
 def test_tables_that_are_not_there_are_store_unavailable(empty_url):
     store = Store(empty_url, namespace="proj")
 
@@ -491,6 +502,7 @@ def test_a_password_that_the_server_refuses_is_not_told(private_servers):
         return None
 
     error = wait_for(refused)
+    assert isinstance(error, LoginRefused)
     assert "password authentication failed" in str(error)
     assert "wr0ng" not in "".join(traceback.format_exception(error))
 

@@ -177,13 +177,28 @@ class TestList:
 
     def test_nothing(self, run: Run) -> None:
         assert run("list").stdout == "There are no durable tasks.\n"
-        assert run("list", "--task", "x").stdout == "No task matches.\n"
+        assert run("list", "--text", "x").stdout == "No task matches.\n"
         assert json.loads(run("list", "--json").stdout) == []
 
     def test_a_wake_that_is_on_its_way_is_told(self, store: Store, run: Run) -> None:
         schedule(store, "a")
         edit(store, "a", sends=2)
         assert "wake sent 2 times" in run("list").stdout
+
+    def test_what_runs_shows_its_lease(self, store: Store, run: Run) -> None:
+        running(store, "alive")
+        running(store, "gone")
+        edit(store, "gone", wake_at=store.context.now(-17))
+        lines = {line.split()[0]: line for line in run("list").stdout.splitlines()}
+        assert "lease until " in lines["alive"]
+        assert "lease ran out 1" in lines["gone"]
+        assert "s ago" in lines["gone"]
+
+    def test_a_name_that_no_task_has_is_said_to_be_one(self, store: Store, run: Run) -> None:
+        said = "no task of that name is registered"
+        assert run("list", "--task", "proj.nosuch").stdout == f"No task matches: {said}.\n"
+        assert run("wake", "--task", "proj.nosuch").stdout == f"There is nothing to wake: {said}.\n"
+        assert said not in run("wake", "--task", "celery.accumulate").stdout
 
 
 class TestShow:
@@ -235,6 +250,14 @@ class TestShow:
     def test_an_unknown_id(self, run: Run) -> None:
         assert "no durable execution" in one_error(run("show", "nope", code=1))
 
+    def test_ids_that_begin_like_an_unknown_one_are_named(self, store: Store, run: Run) -> None:
+        schedule(store, *(f"8d1f-{number}" for number in range(5)), "other-8d1f", due_in=3600)
+        error = one_error(run("show", "8d1f", code=1))
+        assert sum(f"8d1f-{number}" in error for number in range(5)) == 3
+        assert "…" in error
+        assert "other-8d1f" not in error
+        assert "other-8d1f" in one_error(run("wake", "oth", code=1))
+
 
 class TestWake:
     def test_one(self, store: Store, run: Run) -> None:
@@ -257,7 +280,8 @@ class TestWake:
         ended(store, "b")
         result = run("wake", "a", "b", "--json", code=1)
         answer = json.loads(result.stdout)
-        assert list(answer["woken"]) == ["a"]
+        assert answer["woken"] == 1
+        assert list(answer["ids"]) == ["a"]
         assert list(answer["refused"]) == ["b"]
         assert "Cannot wake task b" in one_error(result)
 
@@ -297,6 +321,8 @@ class TestPostpone:
             ["--by", "9999999d"],
             ["--until", "2031-13-01"],
             ["--until", "tomorrow"],
+            ["--until", "2001-07-01T14:00"],
+            ["--until=-2h"],
         ],
     )
     def test_a_time_that_is_none(self, store: Store, run: Run, options: list[str]) -> None:
@@ -304,6 +330,12 @@ class TestPostpone:
         before = store.queries.get("a")
         one_error(run("postpone", "a", *options, code=2))
         assert store.queries.get("a") == before
+
+    def test_a_time_that_is_past_is_refused_with_a_word_on_wake(self, store: Store, run: Run) -> None:
+        asleep(store, "a")
+        error = one_error(run("postpone", "a", "--until", "2001-07-01T14:00", code=2))
+        assert "--until 2001-07-01 14:00:00+02:00 is past" in error
+        assert "`durable wake`" in error
 
 
 class TestCancel:
@@ -319,8 +351,21 @@ class TestCancel:
         ended(store, "a")
         assert "it has come to its end" in one_error(run("cancel", "a", code=1))
 
-    def test_what_has_not_started_is_remembered_and_said_to_be(self, run: Run) -> None:
-        assert "its first message will not be run" in run("cancel", "nope").stdout
+    def test_a_mistyped_id_is_an_error_and_cancels_nothing(self, store: Store, run: Run) -> None:
+        asleep(store, "8d1f7f5c-aaaa")
+        error = one_error(run("cancel", "8d1f", code=1))
+        assert "8d1f7f5c-aaaa" in error
+        assert "--unknown" in error
+        assert store.queries.get("8d1f") is None
+        assert status(store, "8d1f7f5c-aaaa") == Status.SLEEPING
+        assert run("cancel", "8d1f", "--dry-run").stdout == "8d1f would not be cancelled: not found\n"
+
+    def test_what_has_not_started_is_remembered_for_who_says_so(self, store: Store, run: Run) -> None:
+        rehearsed = run("cancel", "nope", "--unknown", "--dry-run").stdout
+        assert rehearsed == "nope would be cancelled: not found\n"
+        assert store.queries.get("nope") is None
+        assert "its first message will not be run" in run("cancel", "nope", "--unknown").stdout
+        assert status(store, "nope") == Status.CANCELLED
 
 
 class TestRelease:
@@ -361,7 +406,30 @@ class TestMany:
         ended(store, "a")
         assert run("wake", "--all").stdout == "There is nothing to wake.\n"
         assert run("wake", "--status", "succeeded").stdout == "There is nothing to wake.\n"
-        assert json.loads(run("wake", "--status", "succeeded", "--json").stdout) == {"woken": 0}
+        answer = json.loads(run("wake", "--status", "succeeded", "--json").stdout)
+        assert answer == {"woken": 0, "ids": None, "refused": {}}
+
+    def test_an_answer_in_json_has_one_shape(self, store: Store, run: Run) -> None:
+        for task_id in ("a", "b"):
+            asleep(store, task_id)
+        ended(store, "c")
+        answers = [
+            json.loads(run("wake", *chosen, "--dry-run", "--json").stdout)
+            for chosen in (["a", "c", "nope"], ["--all"])
+        ]
+        assert answers == [
+            {
+                "would_be_woken": 1,
+                "ids": {"a": "sleeping"},
+                "refused": {"c": "succeeded", "nope": "not found"},
+            },
+            {"would_be_woken": 2, "ids": None, "refused": {}},
+        ]
+        by_id = json.loads(run("wake", "a", "--json").stdout)
+        assert (by_id["woken"], by_id["refused"]) == (1, {})
+        assert datetime.fromisoformat(by_id["ids"]["a"]) <= store.now()
+        by_filter = json.loads(run("postpone", "--by", "1h", "--all", "--json").stdout)
+        assert by_filter == {"postponed": 2, "ids": None, "refused": {}}
 
     def test_a_dry_run_changes_nothing(self, store: Store, run: Run) -> None:
         for task_id in ("a", "b"):
@@ -370,7 +438,7 @@ class TestMany:
         before = [store.queries.get(task_id) for task_id in ("a", "b", "c")]
         text = run("cancel", "--all", "--dry-run").stdout
         assert text.splitlines()[0] == "2 tasks would be cancelled, for example:"
-        assert json.loads(run("cancel", "--all", "--dry-run", "--json").stdout) == {"would_be_cancelled": 2}
+        assert json.loads(run("cancel", "--all", "--dry-run", "--json").stdout)["would_be_cancelled"] == 2
         by_id = run("wake", "a", "c", "nope", "--dry-run").stdout.splitlines()
         assert by_id == [
             "a would be woken: sleeping",
@@ -436,11 +504,14 @@ class TestCheck:
 
     def test_a_scheduler_that_nobody_saw_is_a_warning_and_no_failure_of_a_worker(self, run: Run) -> None:
         assert self.levels(run("check", "--json"))["scheduler"] == "warning"
+        assert "run `celery beat`, or `celery durable scheduler`" in run("check").stdout
         run("check", "--strict", code=1)
 
     def test_late_tasks_are_a_warning(self, store: Store, run: Run) -> None:
         schedule(store, "late", due_in=-300)
         assert self.levels(run("check", "--json"))["lateness"] == "warning"
+        (line,) = [line for line in run("check").stdout.splitlines() if line.startswith("lateness")]
+        assert "run `celery beat`" in line
 
     def test_a_wrong_setting_of_a_task(self, own_app: Celery) -> None:
         @own_app.task(base=DurableTask, name="wrong", lease_ttl=-1, shared=False)
@@ -454,7 +525,9 @@ class TestCheck:
         app = Celery("proj", broker="memory://", set_as_current=False)
         Durable(app, database_url="sqlite://")
         assert self.levels(runner(app)("check", "--json", code=1))["tables"] == "failed"
-        assert "durable upgrade" in one_error(runner(app)("list", code=1))
+        error = one_error(runner(app)("list", code=1))
+        assert "there are no tables" in error
+        assert "durable upgrade" in error
 
     def test_a_database_that_is_away(self) -> None:
         assert self.levels(runner(away())("check", "--json", code=3))["database"] == "failed"
@@ -524,6 +597,7 @@ class TestMistakes:
     def test_a_database_that_is_away(self, arguments: list[str]) -> None:
         error = one_error(runner(away())(*arguments, code=3))
         assert "not available" in error
+        assert "Give the command again" in error
         assert "hunter2" not in error
 
     def test_help_is_for_everyone(self, run: Run) -> None:
@@ -540,6 +614,17 @@ class TestRevokeWithoutADatabase:
         with pytest.raises(errors.StoreUnavailable):
             app.control.revoke("a")
         assert told[0][1]["arguments"]["task_id"] == "a"
+
+
+class TestASendWithoutADatabase:
+    def test_a_countdown_that_could_not_be_written_is_said_to_be_not_sent(self) -> None:
+        app = away()
+
+        @app.task(base=DurableTask, name="later", shared=False)
+        def later() -> None: ...
+
+        with pytest.raises(errors.StoreUnavailable, match="was not sent: send it again"):
+            later.apply_async(countdown=60)
 
 
 class TestWords:

@@ -14,6 +14,8 @@ from celery_durable import errors
 EXAMPLES = [
     errors.ConfigurationError("durable_x is wrong", "durable_y is wrong"),
     errors.StoreUnavailable("connection refused"),
+    errors.StoreUnavailable("connection refused", "a send"),
+    errors.LoginRefused("no such database"),
     errors.WrongTables("no such column: crashes"),
     errors.LeaseLost("id-1", 7, "another worker owns it"),
     errors.LeaseRenewalTimedOut("id-1", 7),
@@ -70,6 +72,21 @@ def test_control_flow_passes_except_exception(signal):
 
 def test_an_unavailable_store_is_what_celery_calls_an_operational_error():
     assert isinstance(errors.StoreUnavailable("refused"), OperationalError)
+
+
+def test_a_database_that_is_away_is_told_by_what_it_has_broken_off():
+    for error in (errors.StoreUnavailable("gone"), errors.LoginRefused("gone"), errors.WrongTables("gone")):
+        assert "Nothing is lost" in str(error)
+        error.broke_off("a send")
+        assert "The task was not sent: send it again" in str(error)
+        assert "Nothing is lost" not in str(error)
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        error.broke_off("a start")
+        assert "start it again" in str(error)
+
+
+def test_a_login_that_is_refused_is_not_waited_for():
+    assert "does not mend itself" in str(errors.LoginRefused("no such database"))
 
 
 def test_a_timed_out_renewal_is_a_lost_lease_that_names_task_and_token():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from datetime import datetime, timedelta, timezone
 from unittest.mock import MagicMock
@@ -762,7 +763,9 @@ def test_the_time_is_asked_for_again_when_it_has_not_been_heard_for_long(run, wo
 
 
 @pytest.mark.parametrize("call", ["step", "short sleep", "long sleep"])
-def test_while_the_database_is_away_a_write_is_tried_again_under_the_lease(run, world, clock, call):
+def test_while_the_database_is_away_a_write_is_tried_again_under_the_lease(run, world, clock, call, caplog):
+    """And the log has a line when it begins to wait, and one when it goes on."""
+    caplog.set_level(logging.INFO, "celery_durable")
     execution = run()
     world.away_until = clock.now + 30
     perform = {
@@ -780,6 +783,8 @@ def test_while_the_database_is_away_a_write_is_tried_again_under_the_lease(run, 
     assert 30 <= clock.now - 1_000 < 34
     assert world.count("record", "record_sleep", "park") == 1
     assert world.count("away") < 30  # it backs off
+    told = [r.levelname for r in caplog.records if r.name == "celery_durable.execution"]
+    assert told == ["WARNING", "INFO"]
     assert len(calls) == (1 if call == "step" else 0)
 
 

@@ -30,6 +30,7 @@ class TestAFailedStart:
             start(error)
         assert isinstance(caught.value, click.ClickException)
         assert "\n" not in caught.value.format_message()
+        assert "Nothing is lost" not in caught.value.format_message()
         assert (caught.value.args, str(caught.value)) == (error.args, str(error))
 
 
