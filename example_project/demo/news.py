@@ -19,7 +19,7 @@ def news(before: Scene, now: Scene) -> list[str]:
 def _story_news(before: Story, story: Story, scene: Scene) -> Iterator[str]:
     yield from _woken(before, story, scene)
     for act in story.acts[len(before.acts) :]:
-        yield f"{story.title}: step {act.action!r} ran"
+        yield f"{story.title}: step done: {act.action}"
     for due_at in story.dues[len(before.dues) :]:
         yield f"{story.title}: {story.state} until day {scene.day(due_at):.1f}"
     if story.is_over and not before.is_over:
@@ -30,7 +30,4 @@ def _woken(before: Story, story: Story, scene: Scene) -> Iterator[str]:
     seen = len(wakes(before, scene.uptimes))
     for number, wake in enumerate(wakes(story, scene.uptimes)[seen:], start=seen + 1):
         process = story.runs[number].pid
-        yield (
-            f"{story.title}: woke {wake.text} after it was due;"
-            f" run {number + 1} of the body, in process {process}"
-        )
+        yield (f"{story.title}: woke {wake.text}; run {number + 1} of the body, in process {process}")

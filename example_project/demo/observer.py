@@ -50,6 +50,12 @@ class Observer:
         )
 
 
+def is_quiet() -> bool:
+    """Whether no task's body runs, of those either that nobody follows."""
+    with database() as db:
+        return db.execute("SELECT 1 FROM runs WHERE ended_at IS NULL").fetchone() is None
+
+
 def _story(followed: Followed) -> Story:
     meta = followed.result.backend.get_task_meta(followed.result.id)
     state, value = meta["status"], meta["result"]

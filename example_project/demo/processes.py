@@ -48,6 +48,12 @@ class CeleryProcess:
             )
         self._lives.append(Uptime(self.name, time.time()))
 
+    @property
+    def boot_seconds(self) -> float:
+        """How long its last start took; 0 before it is ready."""
+        life = self._lives[-1]
+        return 0.0 if life.ready_at is None else life.ready_at - life.started_at
+
     def is_ready(self) -> bool:
         """Whether this life of the process has said so in its log."""
         life = self._lives[-1]
@@ -74,7 +80,11 @@ class CeleryProcess:
         return members
 
     def last_log_lines(self, count: int = 15) -> list[str]:
-        return self._log_text().splitlines()[-count:]
+        lines = self._log_text().splitlines()[-count:]
+        return lines or [f"(nothing yet, {self._age():.0f} s after its start)"]
+
+    def _age(self) -> float:
+        return time.time() - self._lives[-1].started_at if self._lives else 0.0
 
     def _log_text(self) -> str:
         return self._log.read_text(errors="replace") if self._log.is_file() else ""

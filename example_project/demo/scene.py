@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -100,11 +101,21 @@ class Wake:
         return self.woke_at < self.due_at
 
     @property
+    def is_overslept(self) -> bool:
+        """Whether nobody was there to wake it when it was due."""
+        return self.possible_at > self.due_at
+
+    @property
     def text(self) -> str:
-        after_due = f"{(self.woke_at - self.due_at) * 1000:+.0f} ms"
-        if self.possible_at == self.due_at:
-            return after_due
-        return f"{after_due} ({self.late_seconds * 1000:+.0f} ms from restart)"
+        if self.is_early:
+            return f"{(self.due_at - self.woke_at) * 1000:.0f} ms too early"
+        event = "the restart" if self.is_overslept else "it was due"
+        return f"{self.late_seconds * 1000:.0f} ms after {event}"
+
+    @property
+    def short_text(self) -> str:
+        """For the table: a star where it counts from the restart."""
+        return f"{self.late_seconds * 1000:.0f} ms{'*' if self.is_overslept else ''}"
 
 
 def wakes(story: Story, uptimes: Iterable[Uptime]) -> list[Wake]:
@@ -122,7 +133,7 @@ def _wake(due_at: float, woke_at: float, uptimes: tuple[Uptime, ...]) -> Wake:
 
 
 def first_service(instant: float, uptimes: tuple[Uptime, ...]) -> float:
-    """The first moment from `instant` on at which each kind of process was up."""
+    """The first moment from `instant` on at which each kind of process was up; infinity for never."""
     return max((_first_up(instant, name, uptimes) for name in _names(uptimes)), default=instant)
 
 
@@ -135,4 +146,4 @@ def _first_up(instant: float, name: str, uptimes: tuple[Uptime, ...]) -> float:
     if any(life.serves_at(instant) for life in lives):
         return instant
     starts = [life.ready_at for life in lives if life.ready_at is not None]
-    return min((start for start in starts if start >= instant), default=instant)
+    return min((start for start in starts if start >= instant), default=math.inf)

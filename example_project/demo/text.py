@@ -17,7 +17,7 @@ STYLES = {
     "mark": "36",
 }
 
-PLAIN_GLYPHS = str.maketrans("━╌✗●┄◇✓·×→─", "=-X*.oV.x>-")
+PLAIN_GLYPHS = str.maketrans("━╌✗●┄◇✓·×→─", "=-X*.oV:x>-")
 
 
 @dataclass(frozen=True)

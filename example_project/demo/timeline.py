@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from example_project.demo.pace import DAYS_IN_ALL
 from example_project.demo.scene import Act, Scene, Story, Uptime, wakes
 from example_project.demo.text import Line, Segment, join, line
 
 LABEL_WIDTH = 14
-DAYS_SHOWN = 7.4
 EMPTY = Segment(" ")
-COLUMNS = (15, 8, 8, 24)
+COLUMNS = (15, 8, 8, 28)
 """Widths of the table's columns, but for the last."""
+LEGEND = (
+    ("╌", "dim", "starts"),
+    ("━", "up", "is up"),
+    ("✗", "bad", "killed, or failed"),
+    ("●", "run", "the body runs"),
+    ("┄", "sleep", "asleep: a row"),
+    ("◇", "mark", "due"),
+    ("✓", "good", "done"),
+    ("·", "mark", "beat's task ran"),
+)
 
 
 class Lane:
@@ -19,7 +29,7 @@ class Lane:
 
     def __init__(self, scene: Scene, width: int) -> None:
         self._start = scene.began_at
-        planned_end = (scene.sent_at or scene.began_at) + DAYS_SHOWN * scene.day_seconds
+        planned_end = (scene.sent_at or scene.began_at) + DAYS_IN_ALL * scene.day_seconds
         self._seconds = max(planned_end, scene.now) - scene.began_at
         self._cells = [EMPTY] * width
 
@@ -47,22 +57,28 @@ def frame(scene: Scene, width: int) -> list[Line]:
         *(_story_lane(scene, story, Lane(scene, lane_width)) for story in scene.stories),
         _beat_lane(scene.digests, "daily digest", Lane(scene, lane_width)),
         _beat_lane(scene.exports, "nightly export", Lane(scene, lane_width)),
+        _legend(),
         line(),
         *table(scene),
     ]
 
 
 def table(scene: Scene) -> list[Line]:
-    head = ("task", "state", "body ran", "woke after due", "steps that ran")
+    head = ("task", "state", "body ran", "woke after due (*restart)", "what its steps did")
     return [
         _row(*(Segment(title, "dim") for title in head)),
         *(_story_row(scene, story) for story in scene.stories),
     ]
 
 
+def _legend() -> Line:
+    parts = [part for glyph, style, text in LEGEND for part in (Segment(glyph, style), f" {text}   ")]
+    return line("  ", *parts)
+
+
 def _axis(scene: Scene, lane: Lane) -> Line:
     if scene.sent_at is not None:
-        for day in range(int(DAYS_SHOWN) + 1):
+        for day in range(int(DAYS_IN_ALL) + 1):
             lane.put(scene.sent_at + day * scene.day_seconds, str(day), "dim")
     return lane.line("day", "dim")
 
@@ -109,7 +125,7 @@ def _beat_lane(acts: Iterable[Act], label: str, lane: Lane) -> Line:
 
 
 def _story_row(scene: Scene, story: Story) -> Line:
-    late = [wake.text for wake in wakes(story, scene.uptimes)]
+    late = [wake.short_text for wake in wakes(story, scene.uptimes)]
     style = {"SUCCESS": "good", "FAILURE": "bad", "SLEEPING": "sleep"}.get(story.state, "")
     return _row(
         Segment(story.title),

@@ -35,11 +35,18 @@ class Plot:
 
 @dataclass(frozen=True)
 class Dark:
-    """The time in which every process was dead, and the states of the tasks in the middle."""
+    """The time in which every process was dead, and what was left of the tasks in the middle of it.
+
+    `killed`: how many processes there had been; `states`: of the results; `rows` of sleeping tasks in the
+    durable store, and `messages` of theirs in the broker.
+    """
 
     killed_at: float
     restarted_at: float
     states: tuple[str, ...]
+    killed: int
+    rows: int
+    messages: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,11 @@ class Check:
 
 
 def judge(scene: Scene, plots: tuple[Plot, ...], dark: Dark) -> list[Check]:
-    checks = [_slept_in_the_dark(dark), _nothing_ran_in_the_dark(scene, dark)]
+    checks = [
+        _slept_in_the_dark(dark),
+        _were_rows_in_the_dark(dark),
+        _nothing_ran_in_the_dark(scene, dark),
+    ]
     stories = {story.title: story for story in scene.stories}
     for plot in plots:
         story = stories[plot.title]
@@ -67,6 +78,12 @@ def _slept_in_the_dark(dark: Dark) -> Check:
     return Check(sleeping, f"states of the results while every process was dead: {states}")
 
 
+def _were_rows_in_the_dark(dark: Dark) -> Check:
+    passed = dark.rows == len(dark.states) and dark.messages == 0
+    text = f"kept meanwhile: {dark.rows} sleeping rows, {dark.messages} messages of these tasks in the broker"
+    return Check(passed, text)
+
+
 def _nothing_ran_in_the_dark(scene: Scene, dark: Dark) -> Check:
     instants = [instant for story in scene.stories for instant in _instants(story)]
     instants += [act.done_at for act in (*scene.digests, *scene.exports)]
@@ -82,7 +99,7 @@ def _instants(story: Story) -> Iterator[float]:
 
 def _steps_ran_once(story: Story, plot: Plot) -> Check:
     passed = story.action_counts == Counter(plot.actions)
-    return Check(passed, f"{story.title}: steps that ran: {story.counts_text or 'none'}")
+    return Check(passed, f"{story.title}: what its steps did: {story.counts_text or 'nothing'}")
 
 
 def _slept_as_asked(story: Story, plot: Plot, scene: Scene) -> Check:
@@ -94,15 +111,19 @@ def _slept_as_asked(story: Story, plot: Plot, scene: Scene) -> Check:
     on_time = len(seen) == len(plot.sleeps) and all(
         not wake.is_early and wake.late_seconds <= MAX_LATE_SECONDS for wake in seen
     )
-    late = ", ".join(wake.text for wake in seen) or "never"
-    text = f"{story.title}: woke after it was due by {late} (limit {MAX_LATE_SECONDS:.0f} s)"
+    late = " and ".join(wake.text for wake in seen)
+    woke = f"woke {late} (limit {MAX_LATE_SECONDS:.0f} s)" if seen else "never woke"
+    text = f"{story.title}: {woke}"
     shifts = _shifts(story, plot)
     if len(story.dues) != len(plot.sleeps):
         return Check(False, f"{text}; sleeps: {len(story.dues)} of {len(plot.sleeps)}")
-    if any(abs(shift) > CLOCK_SECONDS for shift in shifts):
-        shifted = ", ".join(f"{shift * 1000:+.0f} ms" for shift in shifts)
-        text = f"{text}; due times are not what the code asked for, by {shifted}"
     as_asked = all(-CLOCK_SECONDS <= shift <= MAX_LONGER_SECONDS for shift in shifts)
+    if not as_asked:
+        shifted = ", ".join(f"{shift * 1000:+.0f} ms" for shift in shifts)
+        text = f"{text}; due at another time than the code asked for: {shifted}"
+    elif max(shifts, default=0.0) > CLOCK_SECONDS:
+        later = f"up to {max(shifts) * 1000:.0f} ms"
+        text = f"{text}; due {later} later than the code says (limit {MAX_LONGER_SECONDS:.0f} s)"
     return Check(on_time and as_asked, text)
 
 

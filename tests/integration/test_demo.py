@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SLOW = "this machine is slow: a day takes"
 
 # Not `step`, but the function alone: what a replay must not run again, it runs again.
 UNJOURNALED = """
@@ -48,7 +49,7 @@ def start_demo(*options: str, module_folder: Path | None = None) -> subprocess.P
 
 def run_demo(*options: str, module_folder: Path | None = None) -> tuple[int, str]:
     with start_demo(*options, module_folder=module_folder) as demo:
-        output, _ = demo.communicate(timeout=90)
+        output, _ = demo.communicate(timeout=400)
     return demo.returncode, output
 
 
@@ -58,9 +59,11 @@ def sabotaged_demo(folder: Path, sabotage: str) -> tuple[int, str]:
     return run_demo(*options, module_folder=folder)
 
 
-def folder_of(output: str) -> str:
-    (folder,) = re.findall(r"files in (\S+)", output)
-    return str(folder)
+def folders_of(output: str) -> list[str]:
+    """One, or one for each time that a slow machine made it begin again."""
+    folders = re.findall(r"files in (\S+)", output)
+    assert len(folders) == 1 + output.count(SLOW)
+    return folders
 
 
 def processes_in(folder: str) -> list[int]:
@@ -77,56 +80,59 @@ def processes_in(folder: str) -> list[int]:
 
 
 def assert_nothing_is_left(output: str) -> None:
-    folder = folder_of(output)
-    assert processes_in(folder) == []
-    assert not Path(folder).exists()
+    for folder in folders_of(output):
+        assert processes_in(folder) == []
+        assert not Path(folder).exists()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(450)
 def test_the_demo_passes_and_prints_what_it_measured() -> None:
     began_at = time.monotonic()
     code, output = run_demo()
     seconds = time.monotonic() - began_at
 
     assert code == 0, output
-    assert seconds < 60
+    assert seconds < 60 or SLOW in output
     assert "✗ " not in output.partition("✓ states")[2]
     assert re.search(r"kill -9: worker \d+ \d+ \d+, beat \d+; no process of theirs is left", output)
     for fact in (
         r"✓ states of the results while every process was dead: 3 SLEEPING",
+        r"✓ kept meanwhile: 3 sleeping rows, 0 messages of these tasks in the broker",
         r"✓ 0 runs and steps in the \d+\.\d s without a process",
-        r"✓ onboard Ada: steps that ran: 1 × welcome, 1 × paid\?",
-        r"✓ onboard Ada: woke after it was due by \+\d+ ms",
+        r"✓ onboard Ada: what its steps did: 1 × welcome, 1 × paid\?",
+        r"✓ onboard Ada: woke \d+ ms after (it was due|the restart)",
         r"✓ onboard Ada: SUCCESS, 'customer', after 2 runs of the body",
-        r"✓ onboard Grace: steps that ran: 1 × welcome, 1 × paid\?, 1 × last call",
+        r"✓ onboard Grace: what its steps did: 1 × welcome, 1 × paid\?, 1 × last call",
         r"✓ onboard Grace: SUCCESS, 'lapsed', after 3 runs of the body",
-        r"✓ collect invoice: steps that ran: 1 × reminder #1, 1 × reminder #2 not needed",
+        r"✓ collect invoice: what its steps did: 1 × reminder #1, 1 × reminder #2 not needed",
         r"✓ collect invoice: SUCCESS, 'paid after 1 reminder\(s\)', after 3 runs of the body",
         r"✓ beat schedule: [1-9]\d* digest\(s\) and [1-9]\d* export\(s\) after the restart",
         r"✓ beat schedule: [1-9]\d* exported page\(s\), 0 written twice",
+        r"Killed without a warning: worker and beat, [4-9] processes, while 3 tasks slept",
+        r"Kept meanwhile: 3 rows in a database, no messages in the broker\.",
         r"demo passed in \d+\.\d s",
     ):
         assert re.search(fact, output), (fact, output)
     assert_nothing_is_left(output)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(450)
 def test_the_demo_fails_when_steps_are_not_journaled(tmp_path: Path) -> None:
     code, output = sabotaged_demo(tmp_path, UNJOURNALED)
 
     assert code == 1, output
-    assert "✗ onboard Ada: steps that ran: 2 × welcome, 1 × paid?" in output
-    assert "facts are wrong; the first: onboard Ada: steps that ran" in output
+    assert "✗ onboard Ada: what its steps did: 2 × welcome, 1 × paid?" in output
+    assert "facts are wrong; the first: onboard Ada: what its steps did" in output
     assert "last lines of the log of worker:" in output
     assert_nothing_is_left(output)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(450)
 def test_the_demo_fails_when_a_task_does_not_sleep(tmp_path: Path) -> None:
     code, output = sabotaged_demo(tmp_path, SLEEPLESS)
 
     assert code == 1, output
-    assert "✗ onboard Ada: woke after it was due by" in output
+    assert "✗ onboard Ada: never woke" in output
     assert "✗ onboard Ada: SUCCESS, 'lapsed'" in output
     assert_nothing_is_left(output)
 
@@ -148,6 +154,7 @@ def test_the_demo_says_why_a_worker_did_not_start() -> None:
     assert_nothing_is_left(output)
 
 
+@pytest.mark.timeout(450)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
     seen = ""
@@ -157,7 +164,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
             seen += text
             if "sent:" in text:
                 break
-        assert len(processes_in(folder_of(seen))) >= 4
+        assert len(processes_in(folders_of(seen)[-1])) >= 4
         demo.send_signal(number)
         output, _ = demo.communicate(timeout=20)
 
