@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 try:
     from celery_durable.testing.plugin import durable_app, durable_celery_app, durable_clock, durable_config
+    from celery_durable.testing.plugin import pytest_runtest_call as pytest_runtest_call
 except ModuleNotFoundError as missing:
     # In production, where somebody takes a journal, there is no pytest.
     if missing.name != "pytest":

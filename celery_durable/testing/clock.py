@@ -33,7 +33,8 @@ class DurableClock:
         self.app = app
         self._config = config or {}
         self._timeline = Timeline(beginning())
-        self._faults = Faults()
+        #: What is to go wrong; ``crash_at`` and ``lose_lease`` order it.
+        self.faults = Faults()
         self._stack = ExitStack()
         self._worker: InProcessWorker = None  # type: ignore[assignment] # while it is open
         self._dispatcher: Any = None
@@ -41,25 +42,25 @@ class DurableClock:
     def __enter__(self) -> DurableClock:
         with ExitStack() as stack:
             stack.enter_context(standing_in(self._timeline))
-            stack.enter_context(striking(self._faults))
+            stack.enter_context(striking(self.faults))
             broker: Broker = stack.enter_context(
-                isolated(self.app, self._timeline, self._faults, self._config)
+                isolated(self.app, self._timeline, self.faults, self._config)
             )
-            self._worker = InProcessWorker(self.app, broker, self._faults, self.now)
+            self._worker = InProcessWorker(self.app, broker, self.faults, self.now)
             stack.callback(self._worker.close)
             self.app.durable.worker = self._worker.side
             self._dispatcher = self.app.durable.dispatcher()
             stack.callback(self._dispatcher.close)
             backend = self.app.backend
             backend.run_due, backend.explain = self.drain, self._explain
-            backend.may_write = self._faults.may_write
+            backend.may_write = self.faults.may_write
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        if error[0] is None and (unreached := self._faults.unreached):
-            raise AssertionError(f"no run has come to the crash point {', '.join(unreached)}")
+        if error[0] is None and (unreached := self.faults.why_unreached()):
+            raise AssertionError(unreached)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class DurableClock:
         return outcome.get()
 
     def _stay_outside(self, what: str) -> None:
-        if self._faults.is_busy:
+        if self.faults.is_busy:
             raise RuntimeError(f"a task cannot {what}: do it in the test")
 
     def _next_due(self) -> datetime | None:
@@ -138,7 +139,7 @@ class DurableClock:
     def _dispatch(self) -> None:
         """What a scheduler does."""
         count = None
-        with self._faults.process():
+        with self.faults.process():
             count = self._dispatcher.run_once()
         if count == 0:
             raise RuntimeError("what is due could not be sent: see the log")
@@ -162,7 +163,7 @@ class DurableClock:
 
         Raises ValueError for a point that there is not. The test fails if no run gets there.
         """
-        self._faults.crash_at(point, nth)
+        self.faults.crash_at(point, nth)
 
     def lose_lease(self, *, at: str | None = None) -> None:
         """Take the lease from the run that this is called in; called by the test: from the next run.
@@ -170,7 +171,7 @@ class DurableClock:
         ``at`` names a crash point at which the next run loses it. The task is due again at once, for another
         run; what the first one still tries is refused (LeaseLost).
         """
-        self._faults.lose_lease(at)
+        self.faults.lose_lease(at)
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -209,5 +210,6 @@ class DurableClock:
         words = f"{found.task_name}[{task_id}] has no result, it is {found.status}"
         if found.wake_at is None:
             return words
-        now = self.now()
-        return f"{words} until {found.wake_at}; durable time is {now}. Move it: durable_clock.advance()"
+        now = self.app.now()
+        due = found.wake_at.astimezone(now.tzinfo)
+        return f"{words} until {due}; durable time is {now}. Move it: durable_clock.advance()"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from celery_durable.points import Point
@@ -64,10 +65,15 @@ class Faults:
         if self._is_dead:
             raise Killed
 
-    @property
-    def unreached(self) -> list[str]:
-        """The points at which something was to happen, and has not."""
-        return [order.point for order in self._orders]
+    def why_unreached(self) -> str | None:
+        """Says at which points something was to happen, and has not; None: there are none. Says it once."""
+        points = ", ".join(order.point for order in self._orders)
+        self.forget_orders()
+        return f"no run has come to the crash point {points}" if points else None
+
+    def forget_orders(self) -> None:
+        """Let nothing more happen."""
+        self._orders.clear()
 
     # -- orders ----------------------------------------------------------------------------------
 
@@ -83,8 +89,7 @@ class Faults:
 
     def _order(self, point: str, nth: int, action: Callable[[], None]) -> None:
         if point not in Point.names():
-            known = ", ".join(sorted(Point.names()))
-            raise ValueError(f"there is no crash point {point!r}; there are {known}")
+            raise ValueError(_unknown(point))
         if nth < 1:
             raise ValueError(f"nth counts from 1, not {nth}")
         self._orders.append(Order(point, nth, action))
@@ -92,6 +97,12 @@ class Faults:
     def _die(self) -> None:
         self._is_dead = True
         raise Killed
+
+
+def _unknown(point: str) -> str:
+    near = get_close_matches(point, sorted(Point.names()))
+    meant = f"did you mean {' or '.join(near)}?" if near else "see celery_durable.points.Point"
+    return f"there is no crash point {point!r}: {meant}"
 
 
 def _lose_lease() -> None:

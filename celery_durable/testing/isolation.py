@@ -16,6 +16,7 @@ from celery_durable.settings import PREFIX
 from celery_durable.store.memory import store_in_memory
 from celery_durable.testing.broker import Broker, Transport
 from celery_durable.testing.faults import Faults, guard
+from celery_durable.testing.others import others_refused
 from celery_durable.testing.results import BACKEND, MemoryBackend
 from celery_durable.testing.side import StillHeartbeats
 from celery_durable.testing.timeline import Timeline
@@ -36,6 +37,8 @@ _MADE = ("amqp", "control", "events")
 @contextmanager
 def isolated(app: Any, timeline: Timeline, faults: Faults, config: Mapping[str, Any]) -> Iterator[Broker]:
     """Within this block the app has a broker, a result store and a database of its own, in memory.
+
+    The other apps of the process send nothing meanwhile.
 
     Raises ConfigurationError where the app is not durable, or cannot be parted from its own.
     """
@@ -60,6 +63,7 @@ def isolated(app: Any, timeline: Timeline, faults: Faults, config: Mapping[str, 
         _stop_clock_of(app, timeline)
         stack.enter_context(_store_replaced(durable, timeline, faults, config))
         _check(app)
+        stack.enter_context(others_refused(app))
         yield broker
 
 

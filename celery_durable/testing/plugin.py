@@ -1,4 +1,4 @@
-"""The fixtures. Nothing of Celery is imported before one of them is used."""
+"""The fixtures, and a hook. Nothing of Celery is imported before one of them is used."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ import pytest
 
 if TYPE_CHECKING:
     from celery_durable.testing.clock import DurableClock
+
+#: Where the item of a test has its clock.
+_CLOCK = pytest.StashKey["DurableClock"]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Fail a test in which no run has come to the crash point: here it is the test, later its teardown."""
+    clock = item.stash.get(_CLOCK, None)
+    if clock is not None and (unreached := clock.faults.why_unreached()):
+        pytest.fail(unreached, pytrace=False)
 
 
 @pytest.fixture
@@ -26,12 +37,18 @@ def durable_config() -> dict[str, Any]:
 
 
 @pytest.fixture
-def durable_clock(durable_celery_app: Any, durable_config: dict[str, Any]) -> Iterator[DurableClock]:
+def durable_clock(
+    request: pytest.FixtureRequest, durable_celery_app: Any, durable_config: dict[str, Any]
+) -> Iterator[DurableClock]:
     """Durable time, and what becomes due in it. The app has everything it needs in memory meanwhile."""
     from celery_durable.testing.clock import DurableClock  # noqa: PLC0415
 
     with DurableClock(durable_celery_app, durable_config) as clock:
+        request.node.stash[_CLOCK] = clock
         yield clock
+        # The hook has looked at a test that passed, and one that failed has said why.
+        clock.faults.forget_orders()
+        del request.node.stash[_CLOCK]
 
 
 @pytest.fixture

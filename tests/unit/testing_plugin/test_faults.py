@@ -124,9 +124,23 @@ class TestCrashes:
         with pytest.raises(TaskQuarantined):
             result.get()
 
-    def test_a_point_that_there_is_not_is_refused_with_those_that_there_are(self, durable_clock):
-        with pytest.raises(ValueError, match="no crash point 'step-run'.*step-ran"):
-            durable_clock.crash_at("step-run")
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ("step-run", r"did you mean step-ran or .*\?"),
+            ("STEP_RAN", r"see celery_durable\.points\.Point"),
+            ("body_entered", r"did you mean body-entered\?"),
+            ("anywhere", r"see celery_durable\.points\.Point"),
+        ],
+    )
+    def test_a_point_that_there_is_not_is_refused_with_those_that_may_be_meant(
+        self, durable_clock, wrong, said
+    ):
+        with pytest.raises(ValueError, match=f"no crash point '{wrong}': {said}$") as refused:
+            durable_clock.crash_at(wrong)
+        assert len(str(refused.value)) < 110
+
+    def test_nth_counts_from_one(self, durable_clock):
         with pytest.raises(ValueError, match="nth"):
             durable_clock.crash_at("step-ran", nth=0)
 

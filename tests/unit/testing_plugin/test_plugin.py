@@ -34,11 +34,15 @@ def test_pytest_finds_it_by_itself():
     assert plugin.value == "celery_durable.testing"
 
 
+def write_documented_project(folder: Path) -> None:
+    for name, block in re.findall(r"```python\n# ([\w/]+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(block)
+
+
 def test_the_project_of_the_documentation(tmp_path):
     """Its app is configured for servers that are not there, and the environment names another one."""
-    for name, block in re.findall(r"```python\n# ([\w/]+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(block)
+    write_documented_project(tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     environment = {"CELERY_DURABLE_DATABASE_URL": "postgresql+psycopg://nobody@nowhere.invalid/none"}
     with pytest.MonkeyPatch.context() as patch:
@@ -48,6 +52,30 @@ def test_the_project_of_the_documentation(tmp_path):
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "3 passed" in ran.stdout
+
+
+def test_what_a_newcomer_gets_wrong_is_a_failure_of_the_test_in_one_sentence(tmp_path):
+    write_documented_project(tmp_path)
+    (tmp_path / "conftest.py").unlink()
+    (tmp_path / "test_crashes.py").write_text(
+        "def test_not_reached(durable_clock):\n"
+        "    durable_clock.crash_at('retry-stored')\n\n"
+        "def test_wrong_by_itself(durable_clock):\n"
+        "    durable_clock.crash_at('retry-stored')\n"
+        "    assert 1 == 2\n\n"
+        "def test_the_next_one(durable_clock):\n"
+        "    pass\n"
+    )
+    ran = run_pytest(tmp_path, "-q", "-rfE", "-W", "error")
+
+    *_, summary = ran.stdout.strip().splitlines()
+    assert re.match("5 failed, 1 passed in", summary), ran.stdout + ran.stderr
+    refused = r"ConfigurationError: task proj\.tasks\.onboard belongs to the app 'proj'"
+    assert len(re.findall(rf"^E  .*{refused}", ran.stdout, re.MULTILINE)) == 3
+    assert (
+        len(re.findall(r"^no run has come to the crash point retry-stored$", ran.stdout, re.MULTILINE)) == 1
+    )
+    assert "FAILED test_crashes.py::test_wrong_by_itself - assert 1 == 2" in ran.stdout
 
 
 def test_a_project_that_does_not_use_it_imports_nothing_of_celery(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -9,7 +10,8 @@ from celery import chain, chord, group
 from celery.exceptions import TimeoutError as ResultTimeout
 
 from celery_durable import DurableTask, sleep, sleep_until, step
-from celery_durable.testing import Sent
+from celery_durable.testing import DurableClock, Sent
+from celery_durable.testing.app import durable_app as new_app
 
 
 @pytest.fixture
@@ -170,6 +172,23 @@ class TestResults:
             result.get()
         with pytest.raises(ResultTimeout, match="sleeping until"):
             group(onboard.s(1), onboard.s(2)).delay().get()
+
+    def test_it_says_so_in_the_time_of_the_app(self):
+        app = new_app()
+        with DurableClock(app, {"timezone": "Asia/Tokyo"}) as clock:
+
+            @app.task(base=DurableTask, name="nap")
+            def nap():
+                sleep(days=3)
+
+            began = app.now()
+            due = began + timedelta(days=3)
+            said = re.escape(f"sleeping until {due}; durable time is {began}.")
+            assert str(due).endswith("+09:00")
+            result = nap.delay()
+            clock.drain()
+            with pytest.raises(ResultTimeout, match=said):
+                result.get()
 
     def test_get_of_what_was_never_sent(self, durable_app):
         with pytest.raises(ResultTimeout, match="nobody has no result: it was not sent"):
