@@ -132,7 +132,7 @@ def test_the_demo_fails_when_a_task_does_not_sleep(tmp_path: Path) -> None:
     code, output = sabotaged_demo(tmp_path, SLEEPLESS)
 
     assert code == 1, output
-    assert "✗ onboard Ada: never woke" in output
+    assert "✗ onboard Ada: woke " in output
     assert "✗ onboard Ada: SUCCESS, 'lapsed'" in output
     assert_nothing_is_left(output)
 
