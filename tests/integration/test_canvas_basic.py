@@ -73,7 +73,7 @@ class TestChain:
         assert running.witness.count(last.id) == 0
 
 
-@on(*STORES, fixture="running")
+@on("redis-postgres", fixture="running")
 class TestLink:
     def test_every_callback_runs_once_with_the_value(self, running: Bench) -> None:
         project, task_id, durable = running.project, uuid(), uuid()
@@ -113,7 +113,7 @@ class TestLink:
         assert [value for _, value in first.collect()] == [2, 3, 6]
 
 
-@on(*STORES, fixture="running")
+@on("redis-postgres", fixture="running")
 class TestGroup:
     def test_results_come_in_order(self, running: Bench) -> None:
         project = running.project
@@ -157,7 +157,7 @@ class TestChord:
         assert running.witness.count(step="body of a failed chord") == 0
 
 
-@on(*STORES, fixture="running")
+@on("redis-postgres", fixture="running")
 class TestReplace:
     def test_the_replacement_takes_the_id_over(self, running: Bench) -> None:
         result = running.project.replaced.delay(4)

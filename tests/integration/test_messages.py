@@ -89,7 +89,7 @@ def dropped(bench: Bench, task_id: str) -> int:
     return len([line for line in lines if task_id in line and " dropped: " in line])
 
 
-@on("embedded-sqlite", "redis-postgres", "rabbitmq-postgres", fixture="running")
+@on("redis-postgres", "rabbitmq-postgres", fixture="running")
 class TestCopies:
     """The same message five more times: one run, nothing changes."""
 
@@ -156,7 +156,7 @@ class TestSameId:
         assert third.id == first.id
 
 
-@on("embedded-sqlite", "redis-postgres", "rabbitmq-postgres", fixture="running")
+@on("embedded-sqlite", "redis-postgres", fixture="running")
 class TestWaiting:
     """Countdown and eta are rows; the broker holds nothing for them."""
 

@@ -36,7 +36,7 @@ def no_crash(bench: Bench) -> None:
 
 
 class TestWarm:
-    @on("redis-postgres", "rabbitmq-postgres", "embedded-sqlite")
+    @on("redis-postgres", "embedded-sqlite")
     def test_a_task_is_finished_though_it_takes_longer_than_its_ttl(self, bench: Bench) -> None:
         bench.configure(durable_lease_ttl=3, durable_heartbeat_interval=0.5)
         worker, _ = start_worker_and_beat(bench)
@@ -63,7 +63,7 @@ class TestWarm:
         assert worker.wait(20) == 0
 
     @pytest.mark.report("deploy", "shutdown-before-body")
-    @on("redis-postgres", "rabbitmq-postgres")
+    @on("redis-postgres")
     def test_what_has_not_begun_goes_back_and_runs_elsewhere(self, bench: Bench) -> None:
         worker = bench.worker(concurrency=1)
         running = bench.project.work.delay("tick", 4)
@@ -82,7 +82,7 @@ class TestWarm:
         bench.wait_for(bench.queue_is_empty)
 
     @pytest.mark.report("shutdown-before-body")
-    @on("redis-postgres", "rabbitmq-postgres")
+    @on("rabbitmq-postgres")
     def test_a_delivery_that_is_held_goes_back(self, bench: Bench) -> None:
         proxy = bench.proxy(bench.store_url)
         worker = bench.worker(concurrency=1, env={"CELERY_DURABLE_DATABASE_URL": proxy.url})

@@ -51,7 +51,7 @@ class TestOneSleep:
 
 class TestManySleeps:
     @pytest.mark.report("sleepers-fill-worker")
-    @on("embedded-sqlite", "rabbitmq-postgres")
+    @on("rabbitmq-postgres")
     @pytest.mark.timeout(180)
     def test_300_sleeping_tasks_need_no_more_than_none(self, bench: Bench) -> None:
         worker, _ = start_worker_and_beat(bench, concurrency=2)
