@@ -131,7 +131,13 @@ class Worker:
 
     def adopt(self, arrival: Arrival) -> None:
         """Make a row of a message that waits here."""
-        self.world.store.claims.keep(arrival.delivery, RESEND)
+        world, task_id = self.world, arrival.delivery.task_id
+        before = world.row(task_id)
+        world.store.claims.keep(arrival.delivery, RESEND)
+        if before is not None and world.row(task_id).nesting > before.nesting:
+            # The successor of a replaced task has taken the row over before it runs.
+            world.tasks[task_id].start_anew()
+            world.tasks[task_id].is_pruned = False
         arrival.acknowledged = True
 
     # -- the body --------------------------------------------------------------------------------
