@@ -54,16 +54,21 @@ def begin_all(
     ``now``: the database's. Until they are sent they are taken, as by a scheduler.
     """
     taken_until = now + timedelta(seconds=DISPATCH_LEASE)
-    outgoing: list[Outgoing] = []
-    refused: list[tuple[Follower, Refusal]] = []
-    for follower in followers:
+    refused: dict[str, Refusal] = {}
+    # In one order whoever writes them: two ends with the same followers would lock each other out.
+    for follower in sorted(followers, key=lambda item: item.key):
         due, sends = (Due(at=taken_until), 1) if follower.due is None else (follower.due, 0)
         refusal = enqueue(connection, context, claims, follower, due, sends=sends)
         if refusal is not None:
-            refused.append((follower, refusal))
-        elif follower.due is None:
-            outgoing.append(_outgoing(follower, taken_until))
-    return Ended(tuple(outgoing), tuple(refused))
+            refused[follower.key] = refusal
+    return Ended(
+        tuple(
+            _outgoing(follower, taken_until)
+            for follower in followers
+            if follower.due is None and follower.key not in refused
+        ),
+        tuple((follower, refused[follower.key]) for follower in followers if follower.key in refused),
+    )
 
 
 def _outgoing(follower: Follower, taken_until: datetime) -> Outgoing:
