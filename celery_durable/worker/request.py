@@ -134,7 +134,14 @@ class DurableRequest(Request):
             # It was adopted: its row waits for a claim that will not come.
             self._durable.worker.upkeep.soon(lambda: self._durable.store.leases.make_due(self.id))
         else:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        try:
             self.reject(requeue=True)
+        except Exception as error:  # noqa: BLE001 - a channel that is closed fails in each transport's own way
+            # With its connection the broker has got back what was not acknowledged.
+            logger.warning("%s[%s] is left to the broker: %r", self.name, self.id, error)
 
     def on_lost(self) -> None:
         """The run has lost its lease, and is being stopped."""

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.run import Plan, new_seed, play
+from tests.chaos.run import Plan, play
+
+#: The same faults each time: what a change has broken is told from what a new seed has found. Long runs
+#: (``make soak``) draw a new one.
+SEED = 858065
 
 
 class TestChaos:
     @pytest.mark.timeout(180)
     def test_no_task_is_lost_and_no_write_accepted_twice(self, tmp_path: Path) -> None:
         """``python -m tests.chaos --broker redis --pause 1.2 --minutes 0.5 --seed N`` plays it again."""
-        plan = Plan(new_seed(), 30, broker="redis", pause=1.2, settle=75, folder=tmp_path)
+        plan = Plan(SEED, 30, broker="redis", pause=1.2, settle=75, folder=tmp_path)
         report = play(plan)
         print(report.text())
         assert report.is_good, report.text()
