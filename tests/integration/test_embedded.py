@@ -213,17 +213,16 @@ class TestWorkers:
         # What was finished and not yet acknowledged runs again; that is no more than was prefetched.
         assert sum(ends.values()) <= 500 + 10
 
-    def test_tasks_of_a_killed_main_process_run_elsewhere_while_its_pool_lives(self, bench: Bench) -> None:
+    def test_tasks_of_a_killed_main_process_run_elsewhere(self, bench: Bench) -> None:
+        """On Linux its pool dies with it, some milliseconds later."""
         sample = bench.project
         busy = [sample.slow.delay(60) for _ in range(2)]
         prefetched = [sample.add.delay(1, number) for number in range(4)]
         worker = bench.worker()
         bench.wait_for(lambda: bench.witness.count(step="start") == 2)
         bench.wait_for(lambda: bench.broker.messages().unacknowledged == 6)
-        pool = worker.pool_pids()
         worker.signal(signal.SIGKILL)
         worker.wait()
-        assert all(map(tree.is_alive, pool))
         bench.worker(name="other")
         assert [result.get(timeout=15) for result in prefetched] == [1, 2, 3, 4]
         assert [result.get(timeout=15) for result in busy] == ["done", "done"]
