@@ -126,7 +126,7 @@ def _of_key(key: Any, *_: Any) -> str:
 
 
 def _of_parent(outgoing: Any, *_: Any) -> str:
-    return str(json.loads(outgoing[0].message.headers)["parent_id"]) if outgoing else ""
+    return str(json.loads(outgoing[0].message.headers).get("parent_id") or "") if outgoing else ""
 
 
 def _of_id(task_id: str, *_: Any) -> str:
