@@ -90,13 +90,12 @@ class _Compiled:
         for name, value in compiled.params.items():
             bind = compiled.binds[name]
             convert = _bind_of(bind.type, dialect)
-            if bind.callable is not None:
-                current.append((name, bind.callable))
-                if convert is not None:
-                    binds.append((name, convert))
-            elif not bind.required:
+            if not (bind.required or bind.callable):
                 constants[name] = value if convert is None else convert(value)
-            elif convert is not None:
+                continue
+            if bind.callable:
+                current.append((name, bind.callable))
+            if convert is not None:
                 binds.append((name, convert))
         return cls(
             compiled.string,
