@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 #: Seconds that one batch may take at the broker, and that connecting to it may take.
 PUBLISH_TIMEOUT = 5.0
 CONNECT_TIMEOUT = 4.0
-#: Sends after which a row that the broker refuses is set aside.
+#: Refusals by one connected broker after which a row is set aside.
 REFUSALS = 10
 
 
@@ -55,6 +56,8 @@ class Publisher:
         self._connection: Connection | None = None
         self._way: Way | None = None
         self._routes: Routes | None = None
+        # By row, since we are connected: what failed while the broker was away says nothing of a row.
+        self._refusals: Counter[str] = Counter()
         self.broker = Reach("The broker", logger, self._clock)
 
     def connect(self) -> bool:
@@ -89,17 +92,23 @@ class Publisher:
         else:
             self.broker.back()
         self._report(attempt)
+        self._refusals.update(item.outgoing.key for item in attempt.refused)
         for item in items:
             if item in attempt.sent or _is_nobodys(item, attempt):
                 published.sent.append(item.outgoing)
-            elif item in attempt.broken or _is_hopeless(item, attempt):
+            elif item in attempt.broken or self._is_hopeless(item, attempt):
                 published.broken.append(item.outgoing)
             else:
                 published.unsent.append(item.outgoing)
         return published
 
+    def _is_hopeless(self, item: Item, attempt: Attempt) -> bool:
+        # Each refusal closes a channel under the others. An exchange that was lost is back by then.
+        return item in attempt.refused and self._refusals[item.outgoing.key] >= REFUSALS
+
     def close(self) -> None:
         """Drop the connection; the next publish makes another."""
+        self._refusals.clear()
         connection, self._connection, self._way, self._routes = self._connection, None, None, None
         if connection is None:
             return
@@ -166,11 +175,6 @@ def _limits(connection: Connection) -> dict[str, Any]:
 def _is_nobodys(item: Item, attempt: Attempt) -> bool:
     # A plain message to an exchange that no queue is bound to: it did get where it was sent.
     return item in attempt.returned and item.outgoing.status == Status.OUTBOX and bool(item.exchange)
-
-
-def _is_hopeless(item: Item, attempt: Attempt) -> bool:
-    # Each refusal closes a channel under the others. An exchange that was lost is back by then.
-    return item in attempt.refused and item.outgoing.failures + 1 >= REFUSALS
 
 
 def _never() -> bool:

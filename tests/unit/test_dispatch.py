@@ -13,7 +13,7 @@ import pytest
 from celery_durable import metrics, signals
 from celery_durable.dispatch import PASS_SECONDS, Dispatcher
 from celery_durable.errors import StoreUnavailable
-from celery_durable.publisher import Published, Publisher
+from celery_durable.publisher import REFUSALS, Published, Publisher
 from celery_durable.records import Outgoing
 from celery_durable.store import Store
 from tests.store.messages import columns, delivery, due_in, edit, put_into_outbox, schedule
@@ -340,21 +340,27 @@ class TestPublisher:
         assert ([i.key for i in published.sent], [i.key for i in published.unsent]) == (["a"], ["b"])
         assert publisher.broker.is_away
 
-    @pytest.mark.parametrize(("failures", "expected"), [(0, "unsent"), (9, "broken")])
-    def test_what_the_broker_refuses_is_tried_some_times_more(
-        self, world: World, store: Store, failures: int, expected: str
+    def test_what_the_broker_refuses_is_tried_some_times_more_whatever_failed_while_it_was_away(
+        self, world: World, store: Store
     ) -> None:
         publisher = self.publisher(world, world.clock)
         publisher.connect()
         schedule(store, "a")
-        edit(store, "a", failures=failures)
+        edit(store, "a", failures=100)
 
         class Refusing:
             def send(self, attempt: Any) -> None:
                 attempt.refused[attempt.items[0]] = "no such exchange"
 
         publisher._way = Refusing()
-        assert [i.key for i in getattr(publisher.publish(self.take(store)), expected)] == ["a"]
+        batch = self.take(store)
+        answers = [publisher.publish(batch) for _ in range(REFUSALS)]
+        assert [bool(answer.broken) for answer in answers] == [False] * (REFUSALS - 1) + [True]
+
+        publisher.close()
+        publisher.connect()
+        publisher._way = Refusing()
+        assert [item.key for item in publisher.publish(batch).unsent] == ["a"]
 
     def test_a_plain_message_to_an_exchange_without_queues_has_arrived(
         self, world: World, store: Store
