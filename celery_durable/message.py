@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
@@ -155,9 +155,12 @@ def delivery_from_headers(app: Any, headers: Mapping[str, Any], message: Message
 
 
 def instant_of_header(app: Any, value: Any) -> datetime | None:
-    """The instant of an ``eta`` or ``expires`` header, read as Celery's worker reads it."""
+    """The instant of an ``eta`` or ``expires`` header, read as Celery's worker reads it.
+
+    In UTC: what lies outside of the calendar there (OverflowError) cannot be kept either.
+    """
     instant = maybe_iso8601(value) if value else None
-    return None if instant is None else maybe_make_aware(instant, app.timezone)
+    return None if instant is None else maybe_make_aware(instant, app.timezone).astimezone(timezone.utc)
 
 
 def publish_arguments(outgoing: Outgoing) -> dict[str, Any]:

@@ -8,7 +8,7 @@ ID_LENGTH = 255
 
 def flaw_of_id(task_id: object) -> str | None:
     """Why no row can have this task id; None where one can."""
-    flaw = flaw_of_text(task_id)
+    flaw = "is empty" if task_id == "" else flaw_of_text(task_id)
     if flaw is None and len(str(task_id)) > ID_LENGTH:
         return f"has {len(str(task_id))} characters, more than {ID_LENGTH}"
     return flaw

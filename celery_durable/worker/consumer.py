@@ -24,8 +24,14 @@ class DurableConsumer(Consumer):
     connection_errors: tuple[type[BaseException], ...]
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
-        if not self._set_aside(message, NotRegistered(message.headers.get("task"))):
-            super().on_unknown_task(body, message, exc)
+        headers = message.headers
+        if self._set_aside(message, NotRegistered(headers.get("task"))):
+            return
+        if "id" in headers and flaw_of_message(headers["id"], headers.get("task")) is not None:
+            # Celery would store a failure under that id, and the worker end with what the result store says.
+            super().on_unknown_message(body, message)
+            return
+        super().on_unknown_task(body, message, exc)
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
         if not self._set_aside(message, exc):

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import InvalidTaskError
 from celery.worker.request import create_request_cls
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from kombu import Message
 from kombu.exceptions import ContentDisallowed, DecodeError
@@ -80,6 +80,7 @@ HEADERS = st.fixed_dictionaries(
         "ignore_result": ANYTHING,
     },
 )
+MARKED = {"task": "proj.task", "id": "hostile", HEADER: {"send_id": None}}
 PROPERTIES = st.dictionaries(
     st.sampled_from(["priority", "reply_to", "correlation_id", "declare", "retry", "serializer", "headers"]),
     ANYTHING,
@@ -163,6 +164,14 @@ def worker() -> Iterator[Worker]:
 
 
 @FEW
+@example(headers={"task": "unknown", "id": None}, properties={}, route={})
+@example(headers={"task": "unknown", "id": [None]}, properties={}, route={})
+@example(headers={"task": "unknown", "id": ""}, properties={}, route={})
+@example(
+    headers={**MARKED, "eta": "0001-01-01T00:00:00+14:00", "expires": []},
+    properties={},
+    route={},
+)
 @given(headers=HEADERS, properties=PROPERTIES, route=ROUTE)
 def test_nothing_in_headers_and_properties_is_the_end_of_a_worker(
     worker: Worker, headers: Any, properties: Any, route: Any
