@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import time_machine
 
 VARIABLE = "CHAOS_RECORD"
 #: Seconds by which the clock of this process is wrong.
@@ -40,7 +41,7 @@ class Line:
 
 def write(task_id: str, what: str, **facts: Any) -> None:
     """Append a line, now."""
-    now = time.time() - float(os.environ.get(OFFSET_VARIABLE, "0"))
+    now = time_machine.escape_hatch.time.time()
     line = {"task_id": task_id, "what": what, "time": now, "pid": os.getpid(), **facts}
     file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:

@@ -61,6 +61,7 @@ class Report:
     settled_in: float = 0.0
     looks: int = 0
     refused_starts: int = 0
+    celerys_own: Counter[str] = field(default_factory=Counter)
 
     @property
     def is_good(self) -> bool:
@@ -82,6 +83,8 @@ class Report:
         lines += [f"  {count:5d}  sends: {error}" for error, count in sorted(self.send_errors.items())]
         if self.refused_starts:
             lines.append(f"{self.refused_starts} starts without a database, each tried again")
+        for reason, count in self.celerys_own.items():
+            lines.append(f"{count} workers ended by Celery itself and started again: {reason}")
         if findings.stale_states:
             lines.append(f"{len(findings.stale_states)} states left behind by a process that died")
         lost, doubled = len(findings.lost), len(findings.double_writes)
@@ -156,7 +159,7 @@ def _play(plan: Plan, bench: Bench, report: Report, say: Callable[[str], None]) 
         # Redis hands a message to a connection and keeps no copy until the worker has noted it.
         losses = [*losses, *_deaths(bench.folder / "faults.jsonl")]
     report.findings = Audit(traffic.sent, lines, tables, states, losses).run()
-    report.refused_starts = stage.refused_starts
+    report.refused_starts, report.celerys_own = stage.refused_starts, stage.celerys_own
     report.complaints = [*stage.observer.complaints, *stage.deaths]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +13,11 @@ from tests.nodes import Bench, FaultProxy, LocalProcess, Worker
 
 #: How the extension answers a start without a database; whoever supervises a worker starts it again.
 _NO_DATABASE = "Error: The durable database is not available"
+#: Ways in which Celery itself ends a worker amid faults. Whoever supervises it starts it again, and so do we.
+_CELERYS_OWN = {
+    "'NoneType' object has no attribute 'hostname'": "kombu gives messages back to a Redis that is gone",
+    "Could not start worker processes": "a pool process was killed as it started",
+}
 
 
 @dataclass
@@ -48,6 +54,8 @@ class Stage:
         self.deaths: list[str] = []
         #: How often a process has not started, as it must not, because the database was away.
         self.refused_starts = 0
+        #: How often Celery has ended a worker, by reason.
+        self.celerys_own: Counter[str] = Counter()
         self.links = [
             Link(site, server, bench.proxy(url))
             for site in "ab"
@@ -112,6 +120,10 @@ class Stage:
             self.refused_starts += 1
             return
         tail = "\n".join(process.logs().splitlines()[-40:])
+        for sign, reason in _CELERYS_OWN.items():
+            if sign in tail:
+                self.celerys_own[reason] += 1
+                return
         self.deaths.append(f"{process.name} ended by itself: exit code {process.exit_code}\n{tail}")
 
     def heal(self) -> None:
