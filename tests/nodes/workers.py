@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,10 @@ class Worker(CeleryProcess):
 
 
 class Beat(CeleryProcess):
-    """`celery beat`, ready when it has started its scheduler."""
+    """`celery beat`, ready when it has made its first round: it has looked for what is due.
+
+    A durable scheduler says so in its health file. Celery's own is ready when it starts.
+    """
 
     def __init__(
         self,
@@ -85,7 +89,17 @@ class Beat(CeleryProcess):
         folder: Path,
         env: Mapping[str, str],
     ) -> None:
+        #: It holds the pid of who wrote it: that of an earlier start says nothing.
+        self.health_file = folder / f"{name}.health"
         # No pid file: after a kill -9 it would be a stale one.
         files = ["--pidfile=", "-s", str(folder / f"{name}-schedule")]
         arguments = ["beat", "-l", "INFO", *files, *options]
+        env = {"CELERY_DURABLE_HEALTH_FILE": str(self.health_file), **env}
         super().__init__(name, module, arguments, folder=folder, env=env, ready="beat: Starting")
+
+    def is_ready(self) -> bool:
+        if not super().is_ready():
+            return False
+        if "celery.beat.PersistentScheduler" in self.logs():
+            return True
+        return self.health_file.exists() and json.loads(self.health_file.read_text())["pid"] == self.pid
