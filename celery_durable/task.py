@@ -98,8 +98,9 @@ class DurableTask(_Task[P, R_co]):
 
     @__trace__.setter
     def __trace__(self, trace: Callable[..., Any] | None) -> None:
-        # Celery builds a tracer for each task when a worker process starts, and assigns it here.
-        self._durable_trace = None if trace is None else durable_tracer(self, trace)
+        # Celery builds a tracer for each task when a worker process starts, and assigns it here. It gets the
+        # same again, but for what that says of a park.
+        self._durable_trace = None if trace is None else durable_tracer(self)
 
     def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
         # Called when a worker starts: without the extension it could only fail at the first message.

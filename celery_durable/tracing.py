@@ -6,10 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from billiard.einfo import ExceptionInfo
 from celery import states
-from celery.app.trace import TraceInfo, trace_ok_t
-from celery.exceptions import Ignore, Reject, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 
 from celery_durable import metrics, settling, signals
 from celery_durable.announcer import report_crash
@@ -21,6 +19,7 @@ from celery_durable.records import Claim, Kind, OutcomeKind, Refusal, Scheduled,
 from celery_durable.rules import TELLING_LIMIT
 from celery_durable.run import TaskRun, claimed
 from celery_durable.shield import at_work
+from celery_durable.silence import quiet_tracer, silent
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +29,10 @@ DELIVERY = "durable_delivery"
 Tracer = Callable[..., Any]
 
 
-def durable_tracer(task: Any, trace: Tracer) -> Tracer:
+def durable_tracer(task: Any) -> Tracer:
     """Celery's tracer for ``task``, run only under a claim."""
+    worker = getattr(getattr(task.app, "durable", None), "worker", None)
+    trace = quiet_tracer(task, getattr(worker, "node", None))
 
     def trace_durable(task_id: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
         request = dict(request or {})
@@ -46,7 +47,7 @@ def durable_tracer(task: Any, trace: Tracer) -> Tracer:
         request["delivery_info"] = {**(request.get("delivery_info") or {}), "redelivered": False}
         with at_work():
             run = _claim(task, arrival)
-            return _ignored() if run is None else _trace(run, trace, (task_id, args, kwargs, request))
+            return silent() if run is None else _trace(run, trace, (task_id, args, kwargs, request))
 
     return trace_durable
 
@@ -151,7 +152,7 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
         # From a hook, or because the outcome could not be told: the row brings the task back by itself.
         # Left to Celery, the main process would store a failure for it.
         logger.warning("%s[%s] comes back: %s", run.task.name, run.lease.task_id, reject)
-        traced = _ignored()
+        traced = silent()
     except (WorkerShutdown, WorkerTerminate):
         # Where tasks run in the main process, a signal handler ends the worker in the middle of one.
         settling.settle(run, None)
@@ -160,7 +161,7 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
         settling.die(run, death)
         if run.task.app.durable.worker.has_child_processes:
             raise
-        return _ignored()
+        return silent()
     except BaseException as error:
         if isinstance(error, Exception):
             settling.settle(run, None)
@@ -169,25 +170,17 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
             run.heartbeat.stop()
         raise
     settling.settle(run, state)
-    if state in (states.IGNORED, states.RETRY):
+    if state == states.RETRY:
         _let_go(traced.info.retval)
     return traced
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Break the cycle of a parked run's exception and the frames that it went through.
+    """Break the cycle of a retry's exception and the frames that it went through.
 
-    billiard copies all code positions of a traceback, which makes some 400 kB for each park, and in
-    doing so wears out the young generations: what is left in a cycle would stay for hundreds of parks.
+    billiard copies all code positions of a traceback, and in doing so wears out the young generations: what
+    is left in a cycle would stay for hundreds of retries.
     """
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
-
-
-def _ignored() -> Any:
-    """What the tracer returns for a task that ended in silence."""
-    try:
-        raise Ignore
-    except Ignore as ignore:
-        return trace_ok_t(ExceptionInfo(internal=True), TraceInfo(states.IGNORED, ignore), 0.0, None)
