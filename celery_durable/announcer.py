@@ -7,8 +7,8 @@ import threading
 from datetime import datetime, timedelta
 from typing import Any
 
+from celery import Task, states
 from celery import signals as celery_signals
-from celery import states
 
 from celery_durable import signals
 from celery_durable.errors import ReplayDivergence, StoreUnavailable, TaskQuarantined
@@ -42,6 +42,17 @@ class Announcer:
     def stores_result(self) -> bool:
         """Whether results of this run are stored at all."""
         return not ignores_result(self._task, self.request)
+
+    @property
+    def has_audience(self) -> bool:
+        """Whether anybody would have to be told, after a crash too, that the run has succeeded."""
+        task = self._task
+        return bool(
+            self.stores_result
+            or self.request.chord
+            or celery_signals.task_success.receivers
+            or any(_is_overridden(task, hook) for hook in ("on_success", "after_return"))
+        )
 
     # -- sleeping --------------------------------------------------------------------------------
 
@@ -195,6 +206,11 @@ def report_crash(task: Any, key: LeaseKey, answer: Outcome | bool, cause: BaseEx
             cause,
             extra=fields,
         )
+
+
+def _is_overridden(task: Any, hook: str) -> bool:
+    """Whether a task has a hook of its own, be it by its class or by ``task_annotations``."""
+    return getattr(getattr(task, hook), "__func__", None) is not getattr(Task, hook)
 
 
 def ignores_result(task: Any, request: Any) -> bool:

@@ -26,10 +26,20 @@ from celery_durable.heartbeat import Heartbeat
 from celery_durable.lease import Lease
 from celery_durable.logs import about, current_fields
 from celery_durable.points import Point, reached
-from celery_durable.records import Claim, Delivery, Due, Follower, Outcome, OutcomeKind, Outgoing
+from celery_durable.records import (
+    Claim,
+    Delivery,
+    Due,
+    Follower,
+    JournalEntry,
+    Outcome,
+    OutcomeKind,
+    Outgoing,
+)
 from celery_durable.runtime import Runtime
 from celery_durable.settings import TaskSettings
 from celery_durable.shield import Shield
+from celery_durable.silence import Silence
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +91,8 @@ class TaskRun:
         self.outcome = claim.outcome
         #: True when result store, chord and errbacks are known to have heard of the outcome.
         self.told = False
+        #: True when the row has ended together with the body, because nobody is to be told.
+        self.is_closed = False
         #: The message and time of a retry that Celery has built, to be parked when it has told of it;
         #: True: its arguments are new, so the journal starts anew.
         self.retry: tuple[Captured, Due, bool] | None = None
@@ -127,17 +139,17 @@ class TaskRun:
         if self.claim.outcome is not None:
             return self._retell(self.claim.outcome)
         if self.lease.lost:
-            raise Ignore(str(self.lease.loss))
+            raise Silence(str(self.lease.loss))
         if not self.heartbeat.is_running:
             # Celery swallows what a signal receiver raises, so the heartbeat is looked for here.
-            raise Ignore("it has no heartbeat")
+            raise Silence("it has no heartbeat")
         reached(Point.BODY_ENTERED)
         try:
             value = self._run_body(body)
         except Park:
-            raise Ignore("it sleeps") from None
+            raise Silence("it sleeps") from None
         except LeaseInterrupt:
-            raise Ignore("its lease is lost") from None
+            raise Silence("its lease is lost") from None
         except (Ignore, Reject) as control:
             if self.retry_failure is not None:
                 self._end_with_exception(self.retry_failure)
@@ -184,7 +196,8 @@ class TaskRun:
         except Exception as error:
             self._end_with_exception(error)
             raise
-        outgoing = self._write(outcome, followers, with_unwritten=True)
+        entries = self.execution.unwritten
+        outgoing = self._write(outcome, followers, entries, closes=not self.announcer.has_audience)
         self._forget_followers()
         if outgoing:
             self._send(outgoing)
@@ -194,7 +207,7 @@ class TaskRun:
         """An exception that leaves the body: the run's end, unless the run is none any more."""
         self._raise_if_over(f"the exception {error!r:.100}")
         if isinstance(error, LeaseLost):
-            raise Ignore(str(error))
+            raise Silence(str(error))
         if self.retry is not None:
             # After retry(throw=False): it runs again, so this is not its end.
             raise Retry("Task can be retried", error)
@@ -207,15 +220,14 @@ class TaskRun:
             payload.content_encoding,
         )
         # Steps that raised are not journaled with it: a retry is to run them again.
-        self._write(outcome, (), with_unwritten=False)
+        self._write(outcome)
 
     def _end_quietly(self, control: BaseException) -> None:
         """``Ignore`` and ``Reject`` of the body itself: the row ends, nobody is told."""
         self._raise_if_over(repr(control))
         if self.replaced or getattr(control, "requeue", False):
             return
-        self._write(Outcome(OutcomeKind.IGNORED, type(control).__name__), (), with_unwritten=False)
-        self.told = True
+        self._write(Outcome(OutcomeKind.IGNORED, type(control).__name__), (), closes=True)
 
     def _raise_if_over(self, what: str) -> None:
         """Stop here if the body had no business to go on: it slept, diverged or lost its lease."""
@@ -227,12 +239,12 @@ class TaskRun:
                 self.lease.task_id,
                 what,
             )
-            raise Ignore("it sleeps")
+            raise Silence("it sleeps")
         if execution.divergence is not None:
             self._set_aside()
-            raise Ignore(str(execution.divergence))
+            raise Silence(str(execution.divergence))
         if self.lease.lost:
-            raise Ignore(str(self.lease.loss))
+            raise Silence(str(self.lease.loss))
 
     def _encoded(self, value: Any) -> Outcome:
         if not (self.announcer.stores_result or self.request.chord):
@@ -252,29 +264,39 @@ class TaskRun:
         self.request.chain = None
 
     def _write(
-        self, outcome: Outcome, followers: Sequence[Follower], *, with_unwritten: bool
+        self,
+        outcome: Outcome,
+        followers: Sequence[Follower] = (),
+        entries: Sequence[JournalEntry] = (),
+        *,
+        closes: bool = False,
     ) -> Sequence[Outgoing]:
-        """Journal the outcome with its followers. Returns those that can be sent now."""
-        execution = self.execution
-        entries = execution.unwritten if with_unwritten else []
+        """Journal the outcome with its followers. Returns those that can be sent now.
+
+        ``closes``: the row ends with it.
+        """
+        execution, runs = self.execution, self.runtime.store.runs
         reached(Point.BODY_LEFT)
+        if closes:
+            self.lease.close()
         try:
             ended = execution.persevere(
-                lambda: self.runtime.store.runs.end(
-                    self.claim.key,
-                    outcome,
-                    self.limits.lease_ttl,
-                    entries=entries,
-                    followers=followers,
+                lambda: (
+                    runs.close(self.claim.key, outcome, entries=entries, followers=followers)
+                    if closes
+                    else runs.end(
+                        self.claim.key, outcome, self.limits.lease_ttl, entries=entries, followers=followers
+                    )
                 )
             )
             if ended is None:
+                self.lease.reopen()
                 execution.refuse()
         except LeaseLost as lost:
-            raise Ignore(str(lost)) from None
+            raise Silence(str(lost)) from None
         assert ended is not None
         reached(Point.END_WRITTEN)
-        self.outcome = outcome
+        self.outcome, self.is_closed = outcome, closes
         for follower, refusal in ended.refused:
             logger.warning(
                 "%s[%s] could not start %s[%s]: %s",

@@ -46,7 +46,7 @@ def settle(run: TaskRun, state: str | None) -> None:
 
 def _settle(run: TaskRun, state: str | None) -> None:
     execution = run.execution
-    if execution.is_parked or execution.divergence is not None:
+    if run.is_closed or execution.is_parked or execution.divergence is not None:
         return
     if run.lease.lost:
         _let_go(run)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Boolean, bindparam, case, select, update
+from sqlalchemy import Boolean, ColumnElement, bindparam, case, select, update
 
 from celery_durable.records import (
     Due,
@@ -52,6 +52,7 @@ class Runs:
         self._parking = FencedChange(context, journal, self._parked)
         self._retrying = FencedChange(context, journal, self._retried)
         self._ending = FencedChange(context, journal, self._ended)
+        self._closing = FencedChange(context, journal, self._closed)
         self._setting_aside = FencedChange(context, journal, _set_aside)
         self._finishing = Prepared(context, self._finish)
 
@@ -142,32 +143,61 @@ class Runs:
         From here on the outcome is fixed: what may die is told again from the row. None: refused.
         """
         values = {"the_outcome": outcome_to_text(outcome), "ttl": most_seconds(ttl)}
+        ended = self._conclude(self._ending, key, values, entries, followers)
+        # The answer to an earlier try may have been lost on its way: then the outcome is there.
+        return Ended((), ()) if ended is None and self._has_outcome(key) else ended
+
+    def close(
+        self,
+        key: LeaseKey,
+        outcome: Outcome,
+        *,
+        entries: Sequence[JournalEntry] = (),
+        followers: Sequence[Follower] = (),
+    ) -> Ended | None:
+        """``end`` and ``finish`` of a success in one write, for a run of which nobody is to be told."""
+        values = {"the_outcome": outcome_to_text(outcome), "the_status": Status.SUCCEEDED}
+        ended = self._conclude(self._closing, key, values, entries, followers)
+        return Ended((), ()) if ended is None and self._is_closed(key) else ended
+
+    def _conclude(
+        self,
+        change: FencedChange,
+        key: LeaseKey,
+        values: dict[str, Any],
+        entries: Sequence[JournalEntry],
+        followers: Sequence[Follower],
+    ) -> Ended | None:
+        if not followers:
+            return None if change.apply(key, values, entries) is None else Ended((), ())
         ended: Ended | None = None
-        if followers:
-            with self._context.database.transaction() as connection:
-                change = self._ending.apply_within(connection, key, values, entries)
-                if change is not None:
-                    ended = begin_all(connection, self._context, self._claims, followers, change.now)
-        elif self._ending.apply(key, values, entries) is not None:
-            ended = Ended((), ())
-        if ended is None:
-            # The answer to an earlier try may have been lost on its way: then the outcome is there.
-            return Ended((), ()) if self._has_outcome(key) else None
+        with self._context.database.transaction() as connection:
+            changed = change.apply_within(connection, key, values, entries)
+            if changed is not None:
+                ended = begin_all(connection, self._context, self._claims, followers, changed.now)
         for follower in followers:
-            if follower.due is not None:
+            if ended is not None and follower.due is not None:
                 self._context.nearer(follower.due)
         return ended
 
     def _has_outcome(self, key: LeaseKey) -> bool:
         """Whether our own run has written its outcome: a verdict from outside takes the owner away."""
-        executions = self._executions
+        outcome = self._executions.c.outcome
+        return self._is_there(self._context.fenced(key), outcome.is_not(None))
+
+    def _is_closed(self, key: LeaseKey) -> bool:
+        """Whether our own run has closed the execution: nobody else makes a success of this token."""
+        columns = self._executions.c
+        return self._is_there(
+            self._context.mine(self._executions, key.task_id),
+            columns.token == key.token,
+            columns.owner.is_(None),
+            columns.status == Status.SUCCEEDED,
+        )
+
+    def _is_there(self, *conditions: ColumnElement[bool]) -> bool:
         with self._context.database.statements() as connection:
-            found = connection.execute(
-                select(executions.c.task_id).where(
-                    self._context.fenced(key), executions.c.outcome.is_not(None)
-                )
-            )
-            return found.first() is not None
+            return connection.execute(select(1).where(*conditions)).first() is not None
 
     def finish(self, key: LeaseKey, status: str) -> bool:
         """End the execution: its outcome is known to have been told."""
@@ -179,13 +209,7 @@ class Runs:
             update(executions)
             # Lost in a crash of the database, it would be told again, which every outcome may be.
             .where(context.fenced_given(), unhurried_commit())
-            .values(
-                status=given(executions, "status"),
-                wake_at=None,
-                finished_at=context.now(),
-                updated_at=context.now(),
-                **_UNOWNED,
-            )
+            .values(updated_at=context.now(), **self._finished())
         )
 
     def set_aside(self, key: LeaseKey) -> bool:
@@ -214,6 +238,17 @@ class Runs:
             "outcome": given(self._executions, "outcome"),
             "wake_at": self._context.now(seconds_given("ttl")),
             "crashes": 0,
+        }
+
+    def _closed(self) -> dict[str, Any]:
+        return {"outcome": given(self._executions, "outcome"), **self._finished()}
+
+    def _finished(self) -> dict[str, Any]:
+        return {
+            "status": given(self._executions, "status"),
+            "wake_at": None,
+            "finished_at": self._context.now(),
+            **_UNOWNED,
         }
 
     def _settled(self, due: Due) -> datetime:

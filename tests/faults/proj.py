@@ -78,6 +78,11 @@ def durable_follower(about: str) -> None:
 
 
 @app.task
+def answer(about: str) -> str:
+    return did(about, "plain follower", "unheard")
+
+
+@app.task
 def failed(request: Any, exc: Any, traceback: Any) -> None:
     """An errback of the new style."""
     did(request.id, "errback")
@@ -115,6 +120,13 @@ def fail(self: Any) -> None:
     did(self.request.id, "body")
     step(did, self.request.id, "step")
     raise KeyError("no luck")
+
+
+@app.task(base=DurableTask, bind=True, ignore_result=True)
+def unheard(self: Any) -> None:
+    """Nobody is to be told of its end."""
+    did(self.request.id, "body")
+    step(did, self.request.id, "step")
 
 
 @app.task(base=Watched, bind=True)

@@ -101,6 +101,14 @@ def fail(bench: Bench, queue: str) -> Sent:
     return Sent.of(bench.project.fail.apply_async(queue=queue, link_error=bench.project.failed.s()))
 
 
+def unheard(bench: Bench, queue: str) -> Sent:
+    """Only its follower has a result."""
+    task_id = f"unheard-{queue}"
+    follower = bench.project.answer.si(task_id).set(task_id=f"answer-{queue}")
+    bench.project.unheard.apply_async(queue=queue, task_id=task_id, link=follower)
+    return Sent(bench.app().AsyncResult(f"answer-{queue}"), task_id)
+
+
 def in_chord(bench: Bench, queue: str) -> Sent:
     members = [bench.project.member.s().set(queue=queue), bench.project.member.s()]
     result = chord(members)(bench.project.gather.s())
@@ -247,6 +255,7 @@ FAIL = Act(
     journal=("step",),
     seen={"body": 1, "step": 1, "failure": 1, "errback": 1},
 )
+UNHEARD = Act(unheard, value="unheard", journal=("step",), seen={"body": 1, "step": 1, "plain follower": 1})
 IN_CHORD = Act(in_chord, value=[7, 7], journal=("step",), seen={"body": 1, "step": 1, "success": 1})
 RETRY = Act(task("retry_once"), value=[7, 1], journal=("step",), seen={"body": 2, "step": 1, "success": 1})
 REPLACE = Act(
@@ -362,6 +371,9 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         Scene(Point.RESULT_STORED, FAIL, {"errback": 2}, thawed={"failure": (1, 2)}),
         Scene(Point.END_WRITTEN, IN_CHORD, thawed=TOLD_AGAIN),
         Scene(Point.RESULT_STORED, IN_CHORD, thawed=TOLD_AGAIN),
+        Scene(Point.BODY_LEFT, UNHEARD, {"body": 2}),
+        Scene(Point.END_WRITTEN, UNHEARD, thawed={"plain follower": (1, 2)}),
+        Scene(Point.FOLLOWERS_SENT, UNHEARD, {"plain follower": (1, 2)}),
         Scene(Point.RUN_HANDED_BACK, REQUEUE),
         Scene(Point.UNTOLD_STORED, UNTOLD),
     ),

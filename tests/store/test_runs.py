@@ -39,6 +39,7 @@ from tests.store.tables import (
 
 VALUE = Outcome(OutcomeKind.VALUE, None, b"42", "application/json", "utf-8")
 FAILURE = Outcome(OutcomeKind.EXCEPTION, "ValueError: no", b"{}", "application/json", "utf-8")
+UNTOLD = Outcome(OutcomeKind.VALUE)
 CANCELLED = Outcome(OutcomeKind.CANCELLED)
 NEW_MESSAGE = Message('{"retries": 1}', "{}", b"new", None, None, "zlib", "ex", "rk")
 
@@ -65,6 +66,10 @@ WRITES = {
     "end": lambda store, key: store.runs.end(key, VALUE, TTL),
     "end with followers": lambda store, key: store.runs.end(
         key, VALUE, TTL, entries=[step(1)], followers=[follower("next"), follower("plain", durable=False)]
+    ),
+    "close": lambda store, key: store.runs.close(key, UNTOLD, entries=[step(1)]),
+    "close with followers": lambda store, key: store.runs.close(
+        key, UNTOLD, followers=[follower("next"), follower("plain", durable=False)]
     ),
     "set_aside": lambda store, key: store.runs.set_aside(key),
     "finish": lambda store, key: store.runs.finish(key, Status.SUCCEEDED),
@@ -428,6 +433,43 @@ def test_an_end_whose_answer_was_lost_is_accepted_and_the_first_outcome_stays(st
     assert tables.all() == before
 
 
+def test_a_run_of_which_nobody_is_told_ends_in_one_write(store, tables, key):
+    store.leases.mark_draining([key])
+    assert store.runs.close(key, UNTOLD, entries=[step(1)]) == Ended((), ())
+
+    row = tables.row()
+    assert (row["status"], row["wake_at"], row["owner"], row["token"]) == ("succeeded", None, None, 1)
+    assert (row["sends"], row["draining"]) == (0, False)
+    assert row["finished_at"] is not None
+    assert store.queries.get("id").outcome == UNTOLD
+    assert [entry["kind"] for entry in tables.journal()] == ["step"]
+    assert not store.verdicts.cancel(["id"])
+
+
+def test_its_followers_are_rows_with_the_same_write(store, tables, key):
+    ended = store.runs.close(key, UNTOLD, followers=[follower("next")])
+
+    assert [outgoing.key for outgoing in ended.outgoing] == ["next"]
+    assert (tables.row("next")["status"], tables.row()["status"]) == ("scheduled", "succeeded")
+
+
+def test_a_close_whose_answer_was_lost_is_accepted_when_it_is_tried_again(store, tables, key):
+    store.runs.close(key, UNTOLD, followers=[follower("next")])
+    before = tables.all()
+
+    assert store.runs.close(key, UNTOLD, followers=[follower("next")]) == Ended((), ())
+    assert tables.all() == before
+
+
+def test_a_close_tried_again_when_the_id_has_begun_anew_is_refused(store, tables, key):
+    store.runs.close(key, UNTOLD)
+    claimed(store, replace(delivery(), send_id="another send"), OTHER)
+    before = tables.everything()
+
+    assert store.runs.close(key, UNTOLD) is None
+    assert tables.everything() == before
+
+
 def test_completing_after_a_cancel_is_refused_and_cancelling_after_completion_too(store, tables, key):
     assert store.runs.end(key, VALUE, TTL) is not None
     assert not store.verdicts.cancel(["id"])
@@ -609,6 +651,8 @@ def test_the_life_of_a_task_takes_few_statements_on_postgresql(postgres_url):
     assert statements.during(lambda: keys.append(claimed(store, wake()).key)) == ["WITH"]
     assert statements.during(lambda: store.runs.end(keys[1], VALUE, TTL)) == ["UPDATE"]
     assert statements.during(lambda: store.runs.finish(keys[1], Status.SUCCEEDED)) == ["UPDATE"]
+    other = claimed(store, delivery("other")).key
+    assert statements.during(lambda: store.runs.close(other, UNTOLD)) == ["UPDATE"]
 
 
 def test_the_life_of_a_task_takes_few_statements_on_sqlite(sqlite_url):
@@ -660,6 +704,8 @@ def live(store, task_id):
     followers = [follower(f"after-{task_id}"), follower(f"plain-{task_id}", durable=False)]
     store.runs.end(key, VALUE, TTL, followers=followers)
     store.runs.finish(key, Status.SUCCEEDED)
+    key = claimed(store, delivery(f"unheard-{task_id}")).key
+    store.runs.close(key, UNTOLD, entries=[step(1)])
 
 
 def test_every_statement_is_compiled_once(store):
@@ -681,7 +727,7 @@ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note_commit();
 FORGET_COMMITS = "DROP TABLE commits; DROP FUNCTION note_commit() CASCADE"
 
 
-def test_the_last_write_of_a_task_does_not_wait_for_the_disk_and_every_other_one_does(postgres_url):
+def test_what_only_notes_that_an_outcome_was_told_does_not_wait_for_the_disk_and_all_else_does(postgres_url):
     """Lost in a crash of the database, it is told again; a lost claim, step or outcome is not made good."""
     store = Store(postgres_url, namespace="proj")
     with store.database.transaction() as connection:
@@ -691,10 +737,11 @@ def test_the_last_write_of_a_task_does_not_wait_for_the_disk_and_every_other_one
         assert store.runs.record(key, [step(1)])
         assert store.runs.end(key, Outcome(OutcomeKind.VALUE), TTL)
         assert store.runs.finish(key, Status.SUCCEEDED)
+        assert store.runs.close(claimed(store, delivery("unheard")).key, UNTOLD)
         with store.database.statements() as connection:
             settings = connection.exec_driver_sql("SELECT setting FROM commits").scalars().all()
     finally:
         with store.database.transaction() as connection:
             connection.exec_driver_sql(FORGET_COMMITS)
 
-    assert settings == ["on", "on", "on", "off"]
+    assert settings == ["on", "on", "on", "off", "on", "on"]

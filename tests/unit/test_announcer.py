@@ -1,4 +1,4 @@
-"""What is said of a sleep: the warning that it outlives what a group has in the result store."""
+"""What is said of a run, and to whom."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
+from celery import Celery, Task, signals
+from celery.app.task import Context
 
 from celery_durable.announcer import Announcer
 from celery_durable.lease import Lease
@@ -51,3 +53,70 @@ def test_where_results_are_kept_for_longer_or_for_ever_nobody_is_warned(caplog, 
 
 def test_a_task_alone_has_nothing_to_lose(caplog):
     assert not warnings_of_a_sleep(caplog, 10)
+
+
+# -- who hears of the end ------------------------------------------------------------------------
+
+
+def has_audience(message=None, annotations=None, **options):
+    """Whether somebody hears when a task with these options succeeds."""
+    app = Celery("proj", set_as_current=False)
+    app.conf.task_annotations = annotations
+
+    @app.task(name="proj.task", shared=False, lazy=False, **{"ignore_result": True, **options})
+    def task():
+        """Nothing."""
+
+    announcer = Announcer(task, Lease(LeaseKey("id", "celery@host:1:abc", 1), 60.0, 10.0), None)
+    announcer.request = Context(message or {})
+    try:
+        return announcer.has_audience
+    finally:
+        app.close()
+
+
+class Telling(Task):
+    def on_success(self, *args, **kwargs):
+        """Tells somebody."""
+
+
+class Closing(Task):
+    def after_return(self, *args, **kwargs):
+        """Tells somebody."""
+
+
+def test_nobody_hears_of_a_task_whose_result_is_ignored():
+    assert not has_audience()
+    assert not has_audience({"ignore_result": True}, ignore_result=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"ignore_result": False}, {"base": Telling}, {"base": Closing}],
+    ids=["a result store", "on_success", "after_return"],
+)
+def test_a_result_store_and_a_hook_of_the_task_do(options):
+    assert has_audience(**options)
+
+
+def test_so_does_a_hook_from_the_annotations():
+    assert has_audience(annotations={"proj.task": {"on_success": lambda self, *args: None}})
+
+
+@pytest.mark.parametrize(
+    "message", [{"chord": {"task": "body"}}, {"ignore_result": False}], ids=["a chord", "the caller"]
+)
+def test_so_do_those_whom_the_message_names(message):
+    assert has_audience(message)
+
+
+def test_so_does_a_receiver_of_the_signal():
+    def receive(**_):
+        """Tells somebody."""
+
+    signals.task_success.connect(receive)
+    try:
+        assert has_audience()
+    finally:
+        signals.task_success.disconnect(receive)
+    assert not has_audience()
