@@ -20,6 +20,9 @@ PYTEST := $(BIN)/python -m pytest
 # For one test: make test ARGS='-k name'
 ARGS ?=
 
+# Links to the pages of the documentation, each where it stands in the repository.
+PAGES := build/pages
+
 SOURCES := $(wildcard celery_durable example_project benchmarks scripts tests)
 
 # An empty HOME sends caches to the root folder; without one, programs ask the user database.
@@ -57,7 +60,17 @@ check: $(DEV) ## lint, format, types, layers, sizes, documentation
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_size.py
-	@if [ -f scripts/check_docs.py ]; then $(BIN)/python scripts/check_docs.py; fi
+	$(BIN)/python scripts/check_docs.py
+	@$(MAKE) --no-print-directory docs
+
+.PHONY: docs
+# With --quiet, --strict would not see the warnings. The variable silences an advertisement of the theme's.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(DEV) ## build the documentation in site/
+	@rm -rf $(PAGES) && mkdir -p $(PAGES)/example_project
+	@ln -s $(addprefix ../../,$(wildcard *.md) LICENSE docs) $(PAGES)
+	@ln -s $(addprefix ../../../,example_project/README.md example_project/shop.py) $(PAGES)/example_project
+	$(BIN)/mkdocs build --strict 2>&1 | sed '/^INFO /d'
 
 .PHONY: format
 format: $(DEV) ## let ruff put the code in order
@@ -94,6 +107,6 @@ $(DEV): $(RUNTIME)
 
 .PHONY: clean
 clean: ## remove what was built, installed and cached here
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
 	    .mypy_cache .pytest_cache .ruff_cache benchmarks/.environments
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -69,7 +69,8 @@ def test_the_sdist_has_tests_and_documentation(built: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile"} <= names
-    assert {"tests/conftest.py", "docs/index.md", "example_project/README.md"} <= names
+    assert {"tests/conftest.py", "docs/index.md", "mkdocs.yml", "example_project/README.md"} <= names
+    assert not {name for name in names if name.startswith(("site/", "build/", ".venv/"))}
 
 
 def test_what_is_installed_from_the_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
