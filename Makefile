@@ -20,7 +20,8 @@ PYTEST := $(BIN)/python -m pytest
 # For one test: make test ARGS='-k name'
 ARGS ?=
 
-# Links to the pages of the documentation, each where it stands in the repository.
+# Links to the pages of the documentation, each where it stands in the repository; to files only, for
+# hatchling walks through links to folders, and would take docs/ for seen.
 PAGES := build/pages
 
 SOURCES := $(wildcard celery_durable example_project benchmarks scripts tests)
@@ -68,8 +69,8 @@ check: $(DEV) ## lint, format, types, layers, sizes, documentation
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(DEV) ## build the documentation in site/
 	@rm -rf $(PAGES) && mkdir -p $(PAGES)/example_project
-	@ln -s $(addprefix ../../,$(wildcard *.md) LICENSE docs) $(PAGES)
-	@ln -s $(addprefix ../../../,example_project/README.md example_project/shop.py) $(PAGES)/example_project
+	@cp -rs "$(CURDIR)"/{*.md,LICENSE,docs} $(PAGES)
+	@cp -rs "$(CURDIR)"/example_project/{README.md,shop.py} $(PAGES)/example_project
 	$(BIN)/mkdocs build --strict 2>&1 | sed '/^INFO /d'
 
 .PHONY: format
