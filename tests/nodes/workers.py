@@ -12,6 +12,8 @@ from tests.nodes.nursery import Nursery
 from tests.nodes.process import LocalProcess, inherited_environment
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Pools that patch the standard library, which has to come before everything else.
+_PATCHING = {"gevent", "eventlet"}
 
 
 def celery_command(module: str, *arguments: str) -> list[str]:
@@ -41,10 +43,10 @@ class CeleryProcess(LocalProcess):
         super().__init__(name, command, folder=folder, env=environment, ready=ready)
 
     def _spawn(self, log: IO[bytes]) -> Any:
-        if self.nursery is None:
+        _, _, _, *arguments = self.command()
+        if self.nursery is None or _PATCHING.intersection(arguments):
             return super()._spawn(log)
         env = {**inherited_environment(), **self.environment()}
-        _, _, _, *arguments = self.command()
         return self.nursery.spawn(arguments, folder=self.folder, env=env, log=self.log_file)
 
 
