@@ -452,6 +452,17 @@ def many_sleeps(self: Any, count: int) -> int:
     return did(self.request.id, "end", count)
 
 
+@app.task(base=DurableTask, bind=True, max_retries=None)
+def sleeps_and_retries(self: Any, count: int) -> int:
+    """Sleeps so many times, with an ordinary retry after each."""
+    note_request(self.request.id, self.request)
+    for number in range(count):
+        sleep(1.02)
+        if self.request.retries == number:
+            raise self.retry(countdown=0.2)
+    return did(self.request.id, "end", count)
+
+
 # -- retries and replacements --------------------------------------------------------------------
 
 

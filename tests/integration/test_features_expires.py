@@ -11,7 +11,7 @@ from celery import Celery, chord
 from celery.exceptions import ChordError, TaskRevokedError
 
 from tests.integration.features_support import BOTH, features_bench, seen
-from tests.integration.support import wait_for_status, wait_until_asleep
+from tests.integration.support import status, wait_for_status, wait_until_asleep
 from tests.nodes import Bench, Servers
 
 TOKYO = timezone(timedelta(hours=9))
@@ -108,3 +108,34 @@ class TestStarted:
         result = bench.project.retries.apply_async(("once",), {"countdown": 2}, expires=2)
         assert result.get(timeout=20) == ["once", 1]
         assert bench.witness.count(result.id, "task_revoked") == 0
+
+
+class TestNoScheduler:
+    @pytest.mark.report("expiry")
+    def test_what_expired_meanwhile_is_told_by_the_next_one_and_what_had_started_goes_on(
+        self, bench: Bench
+    ) -> None:
+        t, beat = bench.project, bench.processes[1]
+        started = t.nap.apply_async((1, 3), expires=1)
+        due = wait_until_asleep(bench, started).wake_at
+        beat.kill()
+        # It expires before it is due; it is due first, and nobody sends it in time.
+        early = t.nap.apply_async((2,), countdown=600, expires=1)
+        late = t.nap.s(3).set(countdown=0.2, expires=1)
+        result = chord([late, t.plain.s(4)])(t.collect.s().on_error(t.errback.s()))
+        member = result.parent.results[0]
+        for waiting in (early, member):
+            wait_for_status(bench, waiting.id, "scheduled")
+        assert due is not None
+        passed = max(due, datetime.now(timezone.utc) + timedelta(seconds=1.2))
+        bench.wait_for(lambda: datetime.now(timezone.utc) > passed, message="all times have passed")
+        assert [status(bench, r.id) for r in (started, early, member)] == ["sleeping"] + ["scheduled"] * 2
+        beat.start()
+
+        assert started.get(timeout=20) == 1
+        assert bench.witness.count(started.id, "task_revoked") == 0
+        for expired in (early, member):
+            assert_expired(bench, expired)
+        bench.wait_for(result.ready)
+        assert isinstance(result.result, ChordError)
+        seen(bench, result.id, "errback ChordError")

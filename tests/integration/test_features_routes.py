@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -147,3 +148,25 @@ class TestConnectionLost:
         for worker in workers.values():
             assert worker.running
             worker.stop()
+
+
+class TestBrokerRestarted:
+    @pytest.mark.report("native-delay", "broker-reconnect")
+    def test_ten_sleeps_and_ten_retries_go_through_it_in_their_own_queue(self, bench: Bench) -> None:
+        route = {"exchange": "regions", "routing_key": "eu.orders"}
+        result = bench.project.sleeps_and_retries.apply_async((10,), priority=3, **route)
+        prerun = partial(bench.witness.count, result.id, "task_prerun")
+        bench.wait_for(lambda: prerun() >= 5, message="it is on its way")
+        assert not delayed(bench)
+        assert bench.broker_server is not None
+        bench.broker_server.kill()
+        bench.broker_server.start()
+
+        assert result.get(timeout=40) == 10
+        seen(bench, result.id, "end")
+        assert not delayed(bench)
+        bench.wait_for(bench.queue_is_empty)
+        first, *others = requests_of(bench, result.id)
+        assert [run["retries"] for run in others][-1] == 10
+        for run in others:
+            assert {**run, "retries": 0, "eta": None} == first
