@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +42,17 @@ class Line:
 
 def write(task_id: str, what: str, **facts: Any) -> None:
     """Append a line, now."""
-    now = time_machine.escape_hatch.time.time()
-    line = {"task_id": task_id, "what": what, "time": now, "pid": os.getpid(), **facts}
+    line = {"task_id": task_id, "what": what, "time": _machine_time(), "pid": os.getpid(), **facts}
     file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, json.dumps(line).encode() + b"\n")
     finally:
         os.close(file)
+
+
+def _machine_time() -> float:
+    hatch = time_machine.escape_hatch
+    return hatch.time.time() if hatch.is_travelling() else time.time()
 
 
 def read(path: Path) -> dict[str, list[Line]]:
