@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from celery import bootsteps
 from celery.signals import worker_shutdown
 
@@ -40,6 +41,8 @@ class DurableStep(bootsteps.StartStopStep):
         self._side.close()
 
     def start(self, worker: Any) -> None:
+        if not worker.app.durable.worker.has_child_processes:
+            _hear_of_failed_jobs(worker.pool)
         worker.app.durable.worker.start()
 
     def stop(self, worker: Any) -> None:
@@ -63,6 +66,35 @@ def _hear_of_cold_shutdown(worker: Any) -> None:
         worker.app.durable.worker.abandon(worker.pool)
 
     worker.wait_for_soft_shutdown = wait_for_soft_shutdown
+
+
+def _hear_of_failed_jobs(pool: Any) -> None:
+    """Tell a durable request what its job raised around the tracer, as with a body that cannot be decoded.
+
+    A pool of processes does so. Threads and greenlets drop it, and the message is answered by nobody; solo
+    lets it fall into the consumer, and the message is answered twice, which is the end of the worker.
+    """
+    apply = pool.on_apply
+
+    def on_apply(target: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        callback, error_callback = options.get("callback"), options.get("error_callback")
+        if not hasattr(getattr(callback, "__self__", None), "delivery"):
+            return apply(target, *args, **options)
+        assert callback is not None
+        assert error_callback is not None
+
+        def job(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return target(*args, **kwargs)
+            except Exception:  # noqa: BLE001 - the request decides on each kind
+                return ExceptionInfo()
+
+        def tell(answer: Any) -> None:
+            (error_callback if isinstance(answer, ExceptionInfo) else callback)(answer)
+
+        return apply(job, *args, **{**options, "callback": tell})
+
+    pool.on_apply = on_apply
 
 
 class ClaimsReader(bootsteps.StartStopStep):

@@ -18,12 +18,12 @@ import json
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from billiard import current_process
 from celery import Celery, chain, chord, group, signals
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
@@ -425,10 +425,11 @@ class Traced:
 
 
 class Brittle:
-    """A deploy has changed its class: from then on no pool process can read it."""
+    """A deploy has changed its class: from then on the pool cannot read it, be it of processes or not."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if times("brittle", "breaks") and current_process().name.startswith("ForkPool"):
+        callers = {frame.name for frame in traceback.extract_stack()}
+        if times("brittle", "breaks") and callers & {"trace_task_ret", "fast_trace_task"}:
             raise AttributeError("Brittle has no such attribute any more")
         self.__dict__.update(state)
 

@@ -92,12 +92,13 @@ class TestUnknownToThisRelease:
 
 
 class TestUnreadable:
-    """A body that the worker's main process can decode and its pool processes cannot."""
+    """A body that the worker can decode where it gets it, and its pool cannot."""
 
+    @pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent"])
     @on("redis-postgres")
-    def test_it_fails_once_at_the_limit_and_a_copy_of_it_harms_nobody(self, bench: Bench) -> None:
+    def test_it_fails_once_at_the_limit_and_a_copy_of_it_harms_nobody(self, bench: Bench, pool: str) -> None:
         bench.configure(durable_resend_delay=1, accept_content=["json", "pickle"])
-        worker = bench.worker(env={"FEATURES_LIMIT": "2"}, wait=False)
+        worker = bench.worker(env={"FEATURES_LIMIT": "2"}, pool=pool, wait=False)
         bench.beat()
         worker.wait_until_ready()
         t = bench.project
@@ -125,6 +126,31 @@ class TestUnreadable:
         bench.wait_for(bench.queue_is_empty)
         assert row(bench, asleep.id) == before
         assert asleep.state == "SLEEPING"
+
+    @pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
+    @on("redis-postgres")
+    def test_what_nobody_can_decode_fails_at_the_limit_and_the_worker_goes_on(
+        self, bench: Bench, pool: str
+    ) -> None:
+        bench.configure(durable_resend_delay=1)
+        worker = bench.worker(env={"FEATURES_LIMIT": "2"}, pool=pool, wait=False)
+        bench.beat()
+        worker.wait_until_ready()
+        t = bench.project
+        broken = t.quick.apply_async((1,), countdown=600)
+        store = bench.app().durable.store
+        executions = store.context.schema.executions
+        with store.database.transaction() as connection:
+            connection.execute(executions.update().values(body=b"[[1], {}, \xff"))
+        make_due(bench, broken)
+
+        with pytest.raises(DecodeError):
+            broken.get(timeout=20)
+        assert wait_for_status(bench, broken.id, "failed").wake_at is None
+        assert worker.logs().count(f"{broken.id}] is not understood by this worker") == 1
+        assert t.quick.delay(2).get(timeout=20) == 2
+        bench.wait_for(bench.queue_is_empty)
+        assert bench.witness.count(broken.id, "body") == 0
 
 
 def make_due(bench: Bench, *results: Any) -> None:
