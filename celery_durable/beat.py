@@ -6,6 +6,7 @@ it is called by Celery's own service, it waits by itself, for whatever comes fir
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from celery.beat import Scheduler
@@ -14,7 +15,7 @@ from click import ClickException
 from kombu.utils.objects import cached_property
 
 from celery_durable.errors import ConfigurationError
-from celery_durable.plain import in_one_line
+from celery_durable.plain import in_one_line, is_unsaid
 from celery_durable.scheduler.build import build_ticker
 from celery_durable.scheduler.deferral import AT_ONCE, SOON, Deferral
 from celery_durable.scheduler.entry import DurableEntry
@@ -40,6 +41,7 @@ class DurableScheduler(Scheduler):
 
     def setup_schedule(self) -> None:
         """Take the configuration over. The database is first asked by the first tick: it may be away."""
+        logging.getLogger("celery.beat").addFilter(is_unsaid)
         with in_one_line():
             self._durable.check_configuration()
         # In the order of the persistent scheduler: the other one drops the built-in entry again.
@@ -79,7 +81,8 @@ class DurableScheduler(Scheduler):
     def _round(self) -> float:
         if self._ticker is None:
             self._ticker = build_ticker(self._durable, self._deferral, scheduler=self)
-        return self._ticker.run_once()
+        with in_one_line():
+            return self._ticker.run_once()
 
     def _rest(self, seconds: float) -> None:
         if self._ticker is not None:

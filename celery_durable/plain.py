@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,3 +47,9 @@ def in_one_line() -> Iterator[None]:
             raise
         told = _Misconfigured(error) if isinstance(error, ConfigurationError) else _Away(error)
         raise told from error
+
+
+def is_unsaid(record: logging.LogRecord) -> bool:
+    """A filter for a logger of Celery's: not again, with its traceback, what a command says in one line."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (_Misconfigured, _Away))

@@ -22,8 +22,11 @@ def task():
     pass
 """
 WRONG = {"durable_lease_ttl": "x", "durable_databse_url": "sqlite://"}
+WITHOUT_TABLES = {"durable_database_url": "sqlite:///empty.db", "durable_auto_upgrade": False}
 AWAY = {"durable_database_url": "postgresql://me:secret@127.0.0.1:1/db"}
 WORKER, BEAT = ("worker", "-P", "solo"), ("beat", "-s", "schedule", "--pidfile=")
+#: It prints no banner, which is where a beat is first asked for its settings.
+QUIET_BEAT = ("-q", *BEAT)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +34,13 @@ WORKER, BEAT = ("worker", "-P", "solo"), ("beat", "-s", "schedule", "--pidfile="
     [
         (WORKER, WRONG, {}, ["durable_lease_ttl must be", "did you mean durable_database_url"]),
         (BEAT, WRONG, {}, ["durable_lease_ttl must be", "did you mean durable_database_url"]),
+        (QUIET_BEAT, WRONG, {}, ["durable_lease_ttl must be", "did you mean durable_database_url"]),
         (BEAT, {}, {"max_crashes": "x"}, ["task proj.task: max_crashes"]),
+        (WORKER, WITHOUT_TABLES, {}, ["there are no tables in sqlite:///empty.db yet"]),
+        (BEAT, WITHOUT_TABLES, {}, ["there are no tables in sqlite:///empty.db yet"]),
         (WORKER, AWAY, {}, ["The durable database is not available"]),
     ],
-    ids=["worker", "beat", "option", "database"],
+    ids=["worker", "beat", "quiet beat", "option", "worker, no tables", "beat, no tables", "database"],
 )
 def test_it_ends_with_one_line_that_names_the_cause(
     tmp_path: Path,
