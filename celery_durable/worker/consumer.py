@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery.exceptions import NotRegistered
@@ -23,12 +24,26 @@ class DurableConsumer(Consumer):
     app: Any
     connection_errors: tuple[type[BaseException], ...]
 
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
+        """As Celery's, but a task's name that is no text is refused. Celery looks for it as it comes."""
+        handle: Callable[[Any], None] = super().create_task_handler(*args, **kwargs)
+
+        def on_task_received(message: Any) -> None:
+            headers = message.headers
+            if isinstance(headers, Mapping) and not isinstance(headers.get("task", ""), str):
+                self.on_unknown_message(None, message)
+            else:
+                handle(message)
+
+        return on_task_received
+
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         headers = message.headers
         if self._set_aside(message, NotRegistered(headers.get("task"))):
             return
-        if "id" in headers and flaw_of_message(headers["id"], headers.get("task")) is not None:
+        if "task" in headers and flaw_of_message(headers.get("id"), headers["task"]) is not None:
             # Celery would store a failure under that id, and the worker end with what the result store says.
+            # Where there is none, it would look for one in the body, as protocol 1 has it.
             super().on_unknown_message(body, message)
             return
         super().on_unknown_task(body, message, exc)

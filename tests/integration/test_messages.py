@@ -334,3 +334,25 @@ class TestFidelity:
             assert log.count(said) >= 2
         assert list(bench.app().durable.list(status="live")) == []
         other.close()
+
+    @on("redis-postgres", "rabbitmq-postgres")
+    def test_a_task_without_a_name_or_an_unknown_one_without_an_id_is_refused_and_the_worker_goes_on(
+        self, bench: Bench
+    ) -> None:
+        worker = bench.worker()
+        bad: list[dict[str, Any]] = [
+            *({"task": task, "id": "good"} for task in (["proj"], {"name": "proj"}, 5, None, True)),
+            *({"task": "no.such", "id": task_id} for task_id in (["good"], {"is": "good"}, 5, None)),
+            {"task": "no.such"},
+        ]
+        with bench.app().producer_pool.acquire() as producer:
+            for headers in bad:
+                for mark in ({}, {HEADER: {"send_id": "s"}}):
+                    producer.publish([[], {}, {}], headers=headers | mark, routing_key="celery")
+        assert bench.project.doze.delay(3, 0).get(timeout=15) == 3
+        bench.wait_for(bench.queue_is_empty)
+        log = worker.logs()
+        assert "CRITICAL" not in log
+        refusals = ("Received and deleted unknown message", "A durable message is refused")
+        assert sum(log.count(refusal) for refusal in refusals) == 2 * len(bad), log
+        assert list(bench.app().durable.list(status="live")) == []
