@@ -117,7 +117,7 @@ def _to_come(ctx: click.Context, until: datetime | timedelta) -> datetime:
 @_arguments
 @click.option("--reason", default="revoked", show_default=True, help="Kept with the task.")
 @click.option(
-    "--unknown", is_flag=True, help="Also note the cancel for an id whose message is still to come."
+    "--unknown", is_flag=True, help="With ids: also note it for one whose message is still to come."
 )
 @click.pass_context
 @handle_preload_options
@@ -126,6 +126,8 @@ def cancel(ctx: click.Context, reason: str, unknown: bool, **options: Any) -> No
 
     What runs is stopped at its next durable call.
     """
+    if unknown and not options["task_ids"]:
+        raise click.UsageError("--unknown is for task ids: no filter finds what is still to come.", ctx)
     verb = Verb(
         "cancel",
         "cancelled",

@@ -367,6 +367,16 @@ class TestCancel:
         assert "its first message will not be run" in run("cancel", "nope", "--unknown").stdout
         assert status(store, "nope") == Status.CANCELLED
 
+    @pytest.mark.parametrize("chosen", [("--all",), ("--status", "sleeping"), ()], ids=str)
+    def test_no_filter_finds_what_has_not_started_so_that_is_refused(
+        self, store: Store, run: Run, chosen: tuple[str, ...]
+    ) -> None:
+        asleep(store, "a")
+        assert "--unknown" in one_error(run("cancel", *chosen, "--unknown", code=2))
+        assert "Say task ids, or a filter" in one_error(run("cancel", "--all", "--unknown", "nope", code=2))
+        assert status(store, "a") == Status.SLEEPING
+        assert store.queries.get("nope") is None
+
 
 class TestRelease:
     def test_one(self, store: Store, run: Run) -> None:
