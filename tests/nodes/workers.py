@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -104,4 +105,7 @@ class Beat(CeleryProcess):
             return False
         if "celery.beat.PersistentScheduler" in self.logs():
             return True
-        return self.health_file.exists() and json.loads(self.health_file.read_text())["pid"] == self.pid
+        # It is gone when the beat has ended, which may be at any moment.
+        with suppress(FileNotFoundError):
+            return bool(json.loads(self.health_file.read_text())["pid"] == self.pid)
+        return False

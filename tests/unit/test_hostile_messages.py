@@ -116,11 +116,15 @@ class Worker:
         self.consumer: Any = DurableConsumer.__new__(DurableConsumer)
         self.consumer.app, self.consumer.connection_errors = self.app, ()
         self.consumer.event_dispatcher = None
+        self.consumer.strategies, self.consumer.on_task_message = {}, ()
+        self.consumer.call_soon_ack = Mock()
 
     def gets(self, message: Message) -> str:
         """As Celery's consumer and strategy do it; only what they foresee may be raised."""
         if type(message.headers["task"]) is not str:
-            return "Celery's"
+            self.consumer.create_task_handler()(message)
+            assert message.acknowledged
+            return "nameless"
         if message.headers["task"] != "proj.task":
             self.consumer.on_unknown_task(None, message, KeyError(message.headers["task"]))
             return "unknown"
