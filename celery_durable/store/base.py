@@ -160,7 +160,11 @@ def message_of(row: Mapping[Any, Any]) -> Message | None:
 
 
 def row_of(row: Mapping[Any, Any], now: datetime) -> Row:
-    """What the rules have to know of a row. Raises ValueError where its outcome cannot be read."""
+    """What the rules have to know of a row. Raises ValueError where it is none that a run has left."""
+    if any(row[name] >= _MOST for name in _COUNTS):
+        # The next one does not fit into its column: the statement that adds it would fail, and with it
+        # whatever it says of other rows.
+        raise ValueError("one of its counts is at its end")
     return Row(
         task_id=row["task_id"],
         task_name=row["task_name"],
@@ -195,6 +199,12 @@ def entry_of(row: Mapping[Any, Any]) -> JournalEntry:
     )
 
 
+#: What is counted, one at a time, and the most that its columns hold.
+_COUNTS = ("sends", "failures", "crashes", "message_version", "nesting")
+_MOST = 2**31 - 1
+_OUTCOME_TEXTS = ("reason", "content_type", "content_encoding")
+
+
 def outcome_to_text(outcome: Outcome) -> str:
     """The outcome as one JSON text; a payload that is no text is kept in base 64."""
     fields: dict[str, Any] = {"kind": outcome.kind}
@@ -224,13 +234,14 @@ def outcome_from_text(text: str | None) -> Outcome | None:
             payload = payload.encode("utf-8")
         elif "base64" in fields:
             payload = base64.b64decode(fields["base64"])
-        texts = [fields.get(name) for name in ("kind", "reason", "content_type", "content_encoding")]
-    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        kind = fields["kind"]
+        texts = [fields.get(name) for name in _OUTCOME_TEXTS]
+        is_known = kind in OutcomeKind.ALL
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not an outcome: {error!r:.200}") from error
-    kind, reason, content_type, content_encoding = texts
-    if kind not in OutcomeKind.ALL or not all(text is None or isinstance(text, str) for text in texts):
+    if not is_known or not all(text is None or isinstance(text, str) for text in texts):
         raise ValueError(f"not an outcome: its kind is {kind!r:.60}")
-    return Outcome(kind, reason, payload, content_type, content_encoding)
+    return Outcome(kind, payload=payload, **dict(zip(_OUTCOME_TEXTS, texts, strict=True)))
 
 
 def outcome_shown(text: str | None) -> Outcome | None:

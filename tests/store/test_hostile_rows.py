@@ -176,7 +176,17 @@ def empty(store: Store) -> None:
 
 class TestOutcome:
     @pytest.mark.parametrize(
-        "text", ["{", "[]", "5", '{"kind": "who knows"}', '{"kind": "value", "payload": 5}']
+        "text",
+        [
+            "{",
+            "[]",
+            "5",
+            "{}",
+            '{"kind": "who knows"}',
+            '{"kind": {"value": 1}}',
+            '{"kind": "value", "payload": 5}',
+            '{"kind": "value", "reason": []}',
+        ],
     )
     @pytest.mark.parametrize("is_leased", [True, False])
     def test_one_that_cannot_be_read_sets_the_row_aside(
@@ -205,6 +215,25 @@ class TestOutcome:
         refusal = store.claims.schedule(delivery("bad", send_id="another"), Due(seconds=5))
         assert refusal is not None
         assert "cannot be read" in refusal.reason
+
+
+class TestCounts:
+    @pytest.mark.parametrize("name", ["sends", "failures", "crashes", "message_version"])
+    @pytest.mark.parametrize("is_leased", [True, False])
+    def test_one_that_cannot_grow_sets_the_row_aside(
+        self, app: Celery, store: Store, dispatcher: Dispatcher, name: str, is_leased: bool
+    ) -> None:
+        if is_leased:
+            run(store, "bad")
+        else:
+            fall_asleep(store, "bad")
+        edit(store, "bad", wake_at=store.context.now(-2.0), **{name: 2**31 - 1})
+        schedule(store, "good")
+        assert dispatcher.run_once() == 2
+        assert list(sent(app)) == ["good"]
+        assert due_in(store, "bad") > 3500
+        assert command(app, "show", "bad")[0] == 0
+        assert command(app, "cancel", "bad")[0] in (0, 1)
 
 
 class TestTimes:
