@@ -13,7 +13,7 @@ from celery_durable.errors import StoreUnavailable
 from celery_durable.message import instant_of_header, mark_of, received
 from celery_durable.records import Delivery
 from celery_durable.texts import flaw_of_message
-from celery_durable.worker.unread import set_aside
+from celery_durable.worker.unread import keep_unread
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class DurableConsumer(Consumer):
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         headers = message.headers
-        if self._set_aside(message, NotRegistered(headers.get("task"))):
+        if self._keep_unread(message, NotRegistered(headers.get("task"))):
             return
         if "task" in headers and flaw_of_message(headers.get("id"), headers["task"]) is not None:
             # Celery would store a failure under that id, and the worker end with what the result store says.
@@ -49,14 +49,14 @@ class DurableConsumer(Consumer):
         super().on_unknown_task(body, message, exc)
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        if not self._set_aside(message, exc):
+        if not self._keep_unread(message, exc):
             super().on_invalid_task(body, message, exc)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        if not self._set_aside(message, exc):
+        if not self._keep_unread(message, exc):
             super().on_decode_error(message, exc)
 
-    def _set_aside(self, message: Any, error: Exception) -> bool:
+    def _keep_unread(self, message: Any, error: Exception) -> bool:
         """Keep a durable message as a row. False: it is none of ours."""
         headers = message.headers or {}
         if not mark_of(headers) or "id" not in headers or "task" not in headers:
@@ -69,7 +69,7 @@ class DurableConsumer(Consumer):
             message.reject_log_error(logger, self.connection_errors)
             return True
         try:
-            set_aside(self.app, delivery, message, error)
+            keep_unread(self.app, delivery, message, error)
         except StoreUnavailable as unavailable:
             logger.warning("%s[%s] goes back: %s", delivery.task_name, delivery.task_id, unavailable)
             message.reject_log_error(logger, self.connection_errors, requeue=True)

@@ -27,7 +27,7 @@ from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
 from celery_durable.texts import flaw_of_message
 from celery_durable.tracing import DELIVERY
 from celery_durable.worker.headers import flaw_of_headers
-from celery_durable.worker.unread import set_aside
+from celery_durable.worker.unread import keep_unread
 
 logger = logging.getLogger(__name__)
 
@@ -240,17 +240,17 @@ class DurableRequest(Request):
         self.is_over = True
         if not isinstance(error, _CONTROL):
             if self.lease_key is None and not return_ok:
-                self._set_aside(exc_info, error)
+                self._keep_unread(exc_info, error)
                 return None
             # The tracer has told it.
             self._may_acknowledge = True
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
-    def _set_aside(self, exc_info: Any, error: Exception) -> None:
+    def _keep_unread(self, exc_info: Any, error: Exception) -> None:
         """It failed before its claim, as with a body that the pool process cannot decode."""
         task_ready(self)
         try:
-            has_failed = set_aside(self._app, self.delivery, self.message, error)
+            has_failed = keep_unread(self._app, self.delivery, self.message, error)
         except StoreUnavailable as unavailable:
             logger.warning("%s[%s] goes back: %s", self.name, self.id, unavailable)
             self.on_put_back()

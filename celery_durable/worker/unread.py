@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 UNREAD_LIMIT = 16
 
 
-def set_aside(app: Any, delivery: Delivery, message: Any, error: Exception) -> bool:
+def keep_unread(app: Any, delivery: Delivery, message: Any, error: Exception) -> bool:
     """Keep a message that cannot be run here as a row; at the limit, end the row with ``error``.
 
     Called in the worker's main process; afterwards the broker's message can be acknowledged. Returns
