@@ -59,7 +59,7 @@ class Nursery:
         if self._popen is None:
             self._popen = subprocess.Popen(
                 [sys.executable, __file__],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
