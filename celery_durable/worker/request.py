@@ -126,6 +126,10 @@ class DurableRequest(Request):
 
     def on_declined(self) -> None:
         """There was nothing to run."""
+        if self.holds_lease:
+            # A pool whose process dies before the word of its start is read gives the job to another one.
+            # That has met the lease of the first one, of whose death nobody else will tell.
+            self._on_child_lost(WorkerLostError("its process is gone"))
         self._acknowledge_now()
 
     def on_put_back(self) -> None:
