@@ -1,8 +1,9 @@
 """Chords: a body that runs once, and a question that may be asked for days.
 
 On result stores that cannot count ``celery.chord_unlock`` asks whether all members are ready: once a second,
-by a message that a worker holds for that second. While a durable member sleeps this would go on for days, so
-from then on the question is a row, and is asked less and less often.
+by a message that a worker holds for that second. While a durable member sleeps this would go on for days, and
+a worker whose clock is slow would hold it for as long as that is wrong. So for a chord with durable tasks in
+it the question is a row, and is asked less and less often.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from celery import current_task
 from kombu.utils.objects import cached_property
 
-from celery_durable.capture import Captured, DurableAMQP, capturing
+from celery_durable.capture import Captured, DurableAMQP, capturing, is_durable
 from celery_durable.errors import StoreUnavailable
 from celery_durable.followers import follower_of
 from celery_durable.records import Due
@@ -41,9 +42,10 @@ class ChordAMQP(DurableAMQP):
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
             if name == CHORD_UNLOCK and self._waits_as_row(message):
+                headers = {**message.headers, "eta": None}
                 with capturing() as caught:
-                    send(producer, name, message, **options)
-                if self._keep(caught[0], message.headers["retries"]):
+                    send(producer, name, message._replace(headers=headers), **options)
+                if self._keep(caught[0], headers["retries"] or 0):
                     return None
             return send(producer, name, message, **options)
 
@@ -56,13 +58,18 @@ class ChordAMQP(DurableAMQP):
         return store
 
     def _waits_as_row(self, message: Any) -> bool:
-        """Whether this asks again about a chord of which a durable member is not at its end."""
+        """Whether this asks about a chord with a durable body, or of whose members one has a row."""
         headers = message.headers
-        if not headers.get("eta") or not headers.get("retries"):
+        if not headers.get("eta"):
             return False
-        _, kwargs, _ = message.body
+        args, kwargs, _ = message.body
+        if any(is_durable(self.app, name) for name in _tasks_in(args[1:2])):
+            return True
+        if not headers.get("retries"):
+            # The members are being sent.
+            return False
         try:
-            return self._store.queries.any_live(list(_ids_in(kwargs.get("result"))))
+            return self._store.queries.any_known(list(_ids_in(kwargs.get("result"))))
         except StoreUnavailable:
             return False
 
@@ -102,6 +109,18 @@ def body_send_id(task_id: str) -> str | None:
     if not group_id or task_id not in _sent_ids(body):
         return None
     return str(uuid.uuid5(BODIES, f"{group_id}/{task_id}"))
+
+
+def _tasks_in(signature: Any) -> Iterator[str]:
+    """Every task that a signature, and what it is made of, names."""
+    if isinstance(signature, dict):
+        if isinstance(signature.get("task"), str):
+            yield signature["task"]
+        for part in signature.values():
+            yield from _tasks_in(part)
+    elif isinstance(signature, (list, tuple)):
+        for part in signature:
+            yield from _tasks_in(part)
 
 
 def _sent_ids(signature: Any) -> Iterator[str]:

@@ -93,15 +93,14 @@ class Queries:
         )
         return tuple(entry_of(entry) for entry in found.mappings())
 
-    def any_live(self, task_ids: Sequence[str]) -> bool:
-        """Whether any of these tasks has an execution that is not at its end."""
+    def any_known(self, task_ids: Sequence[str]) -> bool:
+        """Whether any of these tasks has an execution, be it at its end."""
         if not task_ids:
             return False
         context, executions = self._context, self._executions
         found = select(executions.c.task_id).where(
             executions.c.namespace == context.namespace,
             context.among(executions.c.task_id, task_ids),
-            executions.c.status.in_(Status.LIVE),
         )
         with context.database.statements() as connection:
             return connection.execute(found.limit(1)).first() is not None

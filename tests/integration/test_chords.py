@@ -20,6 +20,7 @@ class TestAWorkerDiesWhileItAsks:
         bench.env["CELERY_RESULT_BACKEND"] = f"db+{bench.store_url}"
         monkeypatch.setenv("CELERY_RESULT_BACKEND", bench.env["CELERY_RESULT_BACKEND"])
         bench.configure(broker_transport_options=FAST_REDELIVERY)
+        bench.beat()
         worker = bench.worker(concurrency=1, env={"PROJ_STAYS_AT_IT": "1"})
         project = bench.project
         result = chord([project.member.s(1), project.member.s(2)])(project.gather.s())

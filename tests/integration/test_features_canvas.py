@@ -100,10 +100,12 @@ class TestChord:
         result = chain(chord([inner, chain(t.quick.s(10), t.nap.s())], t.total.s()), t.nap.s()).delay()
         assert result.get(timeout=30) == 13
 
+    # Celery polls both, and raises what it sees first: the member's failure, or the chord's.
+
     def test_a_member_that_fails_after_a_sleep_fails_the_chord_once(self, bench: Bench) -> None:
         t = bench.project
         result = chord([t.plain.s(1), t.fails.s(seconds=1.1)])(t.collect.s().on_error(t.errback.s()))
-        with pytest.raises(KeyError):
+        with pytest.raises((KeyError, ChordError)):
             result.get(timeout=20)
         bench.wait_for(result.ready)
         assert isinstance(result.result, ChordError)
@@ -116,7 +118,7 @@ class TestChord:
         sleeper = result.parent.results[1]
         wait_until_asleep(bench, sleeper)
         sleeper.revoke()
-        with pytest.raises(TaskRevokedError):
+        with pytest.raises((TaskRevokedError, ChordError)):
             result.get(timeout=20)
         bench.wait_for(result.ready)
         assert isinstance(result.result, ChordError)
@@ -126,7 +128,7 @@ class TestChord:
     def test_a_quarantined_member_fails_the_chord_once(self, bench: Bench) -> None:
         t = bench.project
         result = chord([t.plain.s(1), t.crashes.s()])(t.collect.s().on_error(t.errback.s()))
-        with pytest.raises(TaskQuarantined):
+        with pytest.raises((TaskQuarantined, ChordError), match="died once"):
             result.get(timeout=20)
         bench.wait_for(result.ready)
         assert isinstance(result.result, ChordError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -106,3 +107,66 @@ class TestWhatIsNoBody:
         body = as_sent(gather.s())
         request = {"id": "member", "group": "g", "chord": None}
         assert send_ids(app, gather, request, body) != send_ids(app, gather, request, body)
+
+
+# -- the question whether all members are there ------------------------------------------------------
+
+
+@pytest.fixture
+def plain(app: Celery) -> Any:
+    @app.task(name="proj.plain", shared=False)
+    def plain(values: Any) -> Any:
+        return values
+
+    return plain
+
+
+@pytest.fixture
+def asked(app: Celery) -> Any:
+    """Ask, by a message with an ETA: what went to the broker, and what is a row."""
+
+    app.durable.upgrade()
+
+    def ask(body: Any, members: list[str], **options: Any) -> tuple[int, int]:
+        rows = len(rows_of(app))
+        arguments = ("g", as_sent(body)), {"result": [[member, None] for member in members]}
+        with app.connection_for_write() as connection:
+            queue = connection.SimpleQueue("celery")
+            queue.clear()
+            app.tasks[CHORD_UNLOCK].apply_async(*arguments, countdown=9, **options)
+            return len(queue), len(rows_of(app)) - rows
+
+    return ask
+
+
+def rows_of(app: Celery) -> list[Any]:
+    with app.durable.store.database.statements() as connection:
+        found = connection.exec_driver_sql("SELECT headers FROM durable_executions WHERE status = 'outbox'")
+        return [json.loads(headers) for (headers,) in found]
+
+
+def test_about_a_durable_body_it_is_a_row_and_no_worker_s_clock_decides(
+    app: Celery, gather: Any, asked: Any
+) -> None:
+    assert asked(gather.s(), ["member"]) == (0, 1)
+    assert rows_of(app)[0]["eta"] is None
+
+
+def test_about_the_durable_first_task_of_a_body_too(gather: Any, plain: Any, asked: Any) -> None:
+    assert asked(gather.s() | plain.s(), ["member"]) == (0, 1)
+
+
+def test_about_plain_tasks_it_is_celery_s(plain: Any, asked: Any) -> None:
+    assert asked(plain.s(), ["member"]) == (1, 0)
+    assert asked(plain.s(), ["member"], retries=3) == (1, 0)
+
+
+def test_asked_again_about_a_member_that_has_a_row_it_is_a_row(
+    app: Celery, gather: Any, plain: Any, asked: Any
+) -> None:
+    gather.apply_async(([],), task_id="member", countdown=1)
+    assert asked(plain.s(), ["member"]) == (1, 0)
+    assert asked(plain.s(), ["member"], retries=3) == (0, 1)
+
+    app.durable.cancel("member")
+    assert asked(plain.s(), ["member"], retries=3) == (0, 1)
