@@ -50,7 +50,8 @@ def test_it_ends_with_one_line_that_names_the_cause(
     said: list[str],
 ) -> None:
     (tmp_path / "proj.py").write_text(PROJECT.format(settings=settings, options=options))
-    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONWARNINGS": "ignore"}
+    # Unbuffered: in the order in which it was printed.
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
     process = LocalProcess("it", celery_command("proj", *command), folder=tmp_path, env=env)
     process.start()
     try:
