@@ -170,7 +170,7 @@ class DurableRequest(Request):
             # The result of a job may be read before the record of its claim.
             self._durable.worker.drain()
         if self._may_acknowledge:
-            super().acknowledge()
+            self._durable.worker.acknowledge(self)
 
     def _finish(self, key: LeaseKey, status: str) -> None:
         try:

@@ -66,6 +66,8 @@ class WorkerSide:
         self.book = Book()
         self.pipe = ClaimsPipe(self.node) if self.pool == PREFORK else None
         self._signals = SignalDelivery()
+        # A signal handler of the main thread may come while it is held there.
+        self._acknowledging = threading.RLock()
         self.interrupter = self._new_interrupter()
         self.upkeep = Upkeep(self)
         self._thread: PipeThread | None = None
@@ -156,15 +158,20 @@ class WorkerSide:
             self.pipe.drain(self.book)
 
     def acknowledge(self, request: DurableRequest) -> None:
-        """Acknowledge the broker's message of a claimed delivery."""
-        if request.acknowledged:
-            return
-        if self.pool == SOLO and threading.current_thread() is threading.main_thread():
-            # Celery would queue it for the event loop, which is busy with the task.
-            request.message.ack_log_error(logger, request.connection_errors)
-            request.acknowledged = True
-        else:
-            Request.acknowledge(request)
+        """Acknowledge the broker's message of a claimed delivery, once.
+
+        The thread of a task, that of the upkeep and the event loop may all come here, and a message that is
+        acknowledged twice is the end of Celery's worker.
+        """
+        with self._acknowledging:
+            if request.acknowledged:
+                return
+            if self.pool == SOLO and threading.current_thread() is threading.main_thread():
+                # Celery would queue it for the event loop, which is busy with the task.
+                request.message.ack_log_error(logger, request.connection_errors)
+                request.acknowledged = True
+            else:
+                Request.acknowledge(request)
 
     # -- the worker's life -------------------------------------------------------------------------
 

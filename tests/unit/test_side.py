@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -88,3 +89,21 @@ class TestReconnecting:
         assert worker_side.pipe.reader not in consumer.hub.readers
         worker_side.read_claims(consumer)
         assert worker_side.pipe.reader in consumer.hub.readers
+
+
+class TestAcknowledging:
+    def test_threads_that_come_together_acknowledge_once(self, worker_side: WorkerSide) -> None:
+        acknowledged: list[str] = []
+
+        def acknowledge(*_: Any) -> None:
+            threading.Event().wait(0.01)  # the others are there by then
+            acknowledged.append("once")
+
+        request: Any = SimpleNamespace(acknowledged=False, _on_ack=acknowledge, _connection_errors=())
+        threads = [threading.Thread(target=worker_side.acknowledge, args=(request,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert acknowledged == ["once"]
