@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_durable.chords import CHORD_UNLOCK
 from tests.chaos.record import Line
 from tests.chaos.rows import ENDED, Row, Tables
 from tests.chaos.traffic import Sent
@@ -56,6 +57,10 @@ class Audit:
         for sent in self.sent.values():
             self._check(sent)
         for task_id, row in self.tables.rows.items():
+            if row["task_name"] == CHORD_UNLOCK:
+                # Of a chord that has lost a member it is asked for ever. A body that should have begun is
+                # missed by itself.
+                continue
             if row["wake_at"] is not None or row["owner"] is not None:
                 self._lose(task_id, f"is stuck at {row['status']}", row)
         return self.findings
