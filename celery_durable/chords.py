@@ -16,7 +16,7 @@ from typing import Any
 from celery import current_task
 from kombu.utils.objects import cached_property
 
-from celery_durable.capture import Captured, DurableAMQP, capturing, is_durable
+from celery_durable.capture import Captured, DurableAMQP, capturing, due_at, is_capturing, is_durable
 from celery_durable.errors import StoreUnavailable
 from celery_durable.followers import follower_of
 from celery_durable.records import Due
@@ -41,13 +41,17 @@ class ChordAMQP(DurableAMQP):
         send = super().send_task_message
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
-            if name == CHORD_UNLOCK and self._waits_as_row(message):
-                headers = {**message.headers, "eta": None}
-                with capturing() as caught:
-                    send(producer, name, message._replace(headers=headers), **options)
-                if self._keep(caught[0], headers["retries"] or 0):
-                    return None
-            return send(producer, name, message, **options)
+            if name != CHORD_UNLOCK or not self._waits_as_row(message):
+                return send(producer, name, message, **options)
+            pause = self._pause(message.headers["retries"] or 0)
+            untimed = message._replace(headers={**message.headers, "eta": None})
+            if is_capturing():
+                # The chord follows a durable task: whoever writes its members writes this with them.
+                with due_at(pause):
+                    return send(producer, name, untimed, **options)
+            with capturing() as caught:
+                send(producer, name, untimed, **options)
+            return None if self._keep(caught[0], pause) else send(producer, name, message, **options)
 
         return send_task_message
 
@@ -73,11 +77,13 @@ class ChordAMQP(DurableAMQP):
         except StoreUnavailable:
             return False
 
-    def _keep(self, captured: Captured, retries: int) -> bool:
+    def _pause(self, retries: int) -> Due:
         base = float(self.app.conf.result_chord_retry_interval)
-        pause = min(base * GROWTH ** min(retries, 1000), max(base, CEILING))
+        return Due(seconds=min(base * GROWTH ** min(retries, 1000), max(base, CEILING)))
+
+    def _keep(self, captured: Captured, pause: Due) -> bool:
         try:
-            self._store.outbox.post(follower_of(self.app, captured), Due(seconds=pause))
+            self._store.outbox.post(follower_of(self.app, captured), pause)
         except StoreUnavailable as error:
             logger.warning("A chord's question is left to the broker: %s", error)
             return False
@@ -113,27 +119,27 @@ def body_send_id(task_id: str) -> str | None:
 
 def _tasks_in(signature: Any) -> Iterator[str]:
     """Every task that a signature, and what it is made of, names."""
-    if isinstance(signature, dict):
-        if isinstance(signature.get("task"), str):
-            yield signature["task"]
-        for part in signature.values():
-            yield from _tasks_in(part)
-    elif isinstance(signature, (list, tuple)):
-        for part in signature:
-            yield from _tasks_in(part)
+    for part in _dicts_in(signature):
+        # An argument may have a key of that name.
+        if "subtask_type" in part:
+            yield part["task"]
 
 
 def _sent_ids(signature: Any) -> Iterator[str]:
     """Every task id that a signature, and what it is made of, will be sent under."""
-    if isinstance(signature, dict):
-        options = signature.get("options")
+    for part in _dicts_in(signature):
+        options = part.get("options")
         if isinstance(options, dict) and options.get("task_id"):
             yield options["task_id"]
-        for part in signature.values():
-            yield from _sent_ids(part)
-    elif isinstance(signature, (list, tuple)):
-        for part in signature:
-            yield from _sent_ids(part)
+
+
+def _dicts_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _dicts_in(part)
 
 
 def _ids_in(result: Any) -> Iterator[str]:

@@ -172,6 +172,11 @@ class DurableRequest(Request):
         if self._may_acknowledge:
             self._durable.worker.acknowledge(self)
 
+    def reject(self, requeue: bool = False) -> None:
+        """As Celery's, but one at a time with an acknowledgement from another thread."""
+        with self._durable.worker.answering:
+            super().reject(requeue=requeue)
+
     def _finish(self, key: LeaseKey, status: str) -> None:
         try:
             self._durable.runtime.store.runs.finish(key, status)

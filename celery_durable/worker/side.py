@@ -66,8 +66,8 @@ class WorkerSide:
         self.book = Book()
         self.pipe = ClaimsPipe(self.node) if self.pool == PREFORK else None
         self._signals = SignalDelivery()
-        # A signal handler of the main thread may come while it is held there.
-        self._acknowledging = threading.RLock()
+        #: Held while a message is answered. A signal handler of the main thread may come meanwhile.
+        self.answering = threading.RLock()
         self.interrupter = self._new_interrupter()
         self.upkeep = Upkeep(self)
         self._thread: PipeThread | None = None
@@ -163,7 +163,7 @@ class WorkerSide:
         The thread of a task, that of the upkeep and the event loop may all come here, and a message that is
         acknowledged twice is the end of Celery's worker.
         """
-        with self._acknowledging:
+        with self.answering:
             if request.acknowledged:
                 return
             if self.pool == SOLO and threading.current_thread() is threading.main_thread():

@@ -8,6 +8,11 @@ pytest-celery's own containers in place (Redis, RabbitMQ; no PostgreSQL).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.forks import end_all
 
 if os.environ.get("TEST_NODES") != "docker":
     from tests.nodes.celery_fixtures import (  # noqa: F401 (pytest finds them by name)
@@ -22,3 +27,9 @@ if os.environ.get("TEST_NODES") != "docker":
         default_worker_cls,
         default_worker_container,
     )
+
+
+@pytest.fixture(autouse=True)
+def no_fork_outlives_its_test() -> Iterator[None]:
+    yield
+    end_all()

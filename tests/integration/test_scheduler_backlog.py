@@ -20,7 +20,7 @@ from celery_durable.records import Outgoing
 from celery_durable.rules import DISPATCH_LEASE
 from celery_durable.scheduler.state import HEALTH_VARIABLE
 from celery_durable.store import Store
-from tests.integration.forks import die, end_all, exit_code, fork, run_beat
+from tests.integration.forks import die, exit_code, fork, run_beat
 from tests.integration.scheduler_support import count_where, marked_as_sent
 from tests.nodes import Bench, on
 from tests.store.rows import fill_asleep
@@ -29,12 +29,6 @@ ROWS, BATCH = 10_000, 100
 POLL_INTERVAL = 0.1
 #: The batch at which the one dies: all three are in the midst of it then.
 LAST = 5
-
-
-@pytest.fixture(autouse=True)
-def no_fork_outlives_its_test() -> Iterator[None]:
-    yield
-    end_all()
 
 
 @pytest.fixture

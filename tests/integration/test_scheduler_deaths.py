@@ -16,18 +16,12 @@ import pytest
 
 from celery_durable.records import Status
 from celery_durable.store import Store
-from tests.integration.forks import die, end, end_all, exit_code, fork, run_beat
+from tests.integration.forks import die, end, exit_code, fork, run_beat
 from tests.integration.scheduler_support import count_where, is_due, latest, marked_as_sent, start_beat
 from tests.nodes import Bench, on
 from tests.store.rows import fill_asleep
 
 KILLS = 20
-
-
-@pytest.fixture(autouse=True)
-def no_fork_outlives_its_test() -> Iterator[None]:
-    yield
-    end_all()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_durable.store import Store
-from tests.integration.forks import end_all, exit_code
+from tests.integration.forks import exit_code
 from tests.integration.scheduler_support import latest, marked_as_sent, start_beat
 from tests.integration.support import row, start_worker_and_beat, wait_until_asleep
 from tests.nodes import Beat, Bench, on
@@ -22,12 +21,6 @@ from tests.store.rows import fill_asleep
 
 #: Seconds between two runs of the beat entry, and those that the timers sleep.
 PERIOD, SLEEP = 3.0, 3.0
-
-
-@pytest.fixture(autouse=True)
-def no_fork_outlives_its_test() -> Iterator[None]:
-    yield
-    end_all()
 
 
 def store_of(bench: Bench) -> Store:

@@ -170,3 +170,18 @@ def test_asked_again_about_a_member_that_has_a_row_it_is_a_row(
 
     app.durable.cancel("member")
     assert asked(plain.s(), ["member"], retries=3) == (0, 1)
+
+
+def test_of_a_chord_that_follows_a_durable_task_it_is_written_with_the_members(
+    gather: Any, asked: Any
+) -> None:
+    with capturing() as caught:
+        assert asked(gather.s(), ["member"]) == (0, 0)
+
+    (question,) = caught
+    assert question.due is not None
+    assert question.headers["eta"] is None
+
+
+def test_an_argument_that_looks_like_a_durable_task_makes_no_chord_of_one(plain: Any, asked: Any) -> None:
+    assert asked(plain.s({"task": "proj.gather"}), ["member"]) == (1, 0)
