@@ -156,6 +156,8 @@ class Row:
     outcome: Outcome | None
     has_message: bool
     now: datetime
+    #: The sends that used this id before ``send_id``, oldest first.
+    past_sends: tuple[str, ...] = ()
 
     @property
     def is_live(self) -> bool:

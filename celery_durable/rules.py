@@ -18,6 +18,8 @@ DISPATCH_LEASE = 10.0
 RESEND_CEILING = 3600.0
 #: The longest pause before an execution whose worker died is sent again.
 CRASH_CEILING = 300.0
+#: So many earlier sends of an id are remembered.
+PAST_SENDS = 16
 #: An outcome whose telling kills this many workers is closed without being told.
 TELLING_LIMIT = 3
 
@@ -98,7 +100,21 @@ def _same_send(row: Row, delivery: Delivery) -> bool:
     return row.send_id is None or delivery.send_id is None or row.send_id == delivery.send_id
 
 
+def _was_sent_before(row: Row, delivery: Delivery) -> bool:
+    """Whether this is a copy of a send whose execution has ended, and was followed by another one's."""
+    return delivery.send_id is not None and delivery.send_id in row.past_sends
+
+
+def sends_before(row: Row, delivery: Delivery) -> tuple[str, ...]:
+    """The sends whose copies are to be dropped once the row of an ended task is this delivery's."""
+    if row.send_id is None or row.send_id == delivery.send_id:
+        return row.past_sends
+    return (*row.past_sends, row.send_id)[-PAST_SENDS:]
+
+
 def _rule_on_live(row: Row, delivery: Delivery) -> Ruling:
+    if _was_sent_before(row, delivery):
+        return Ruling(Action.REFUSE, "an old message")
     if not _same_send(row, delivery):
         # A wake of another send was sent from the row before it was opened anew: nobody's fresh send.
         is_fresh = not delivery.is_wake
@@ -123,6 +139,8 @@ def _is_cancelled(row: Row) -> bool:
 def _rule_on_ended(row: Row, delivery: Delivery) -> Ruling:
     if delivery.is_wake:
         return Ruling(Action.REFUSE, f"it has {row.status}")
+    if _was_sent_before(row, delivery):
+        return Ruling(Action.REFUSE, "an old message")
     if not _same_send(row, delivery):
         return Ruling(Action.REOPEN)
     if delivery.nesting > row.nesting and row.status != Status.CANCELLED:

@@ -181,7 +181,23 @@ def row_of(row: Mapping[Any, Any], now: datetime) -> Row:
         outcome=outcome_from_text(row["outcome"]),
         has_message=row["body"] is not None,
         now=now,
+        past_sends=sends_from_text(row["past_sends"]),
     )
+
+
+def sends_to_text(sends: Sequence[str]) -> str | None:
+    """Send ids as one JSON text; None for none."""
+    return json.dumps(list(sends)) if sends else None
+
+
+def sends_from_text(text: str | None) -> tuple[str, ...]:
+    """Send ids as they were stored. Raises ValueError where the text is none of ours."""
+    if text is None:
+        return ()
+    sends = json.loads(text)
+    if not isinstance(sends, list):
+        raise ValueError("its past sends are no list")
+    return tuple(map(str, sends))
 
 
 def entry_of(row: Mapping[Any, Any]) -> JournalEntry:

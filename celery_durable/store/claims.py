@@ -28,6 +28,7 @@ from celery_durable.rules import (
     is_expired,
     rule_on_crash,
     rule_on_delivery,
+    sends_before,
     start_of,
 )
 from celery_durable.store.base import (
@@ -38,6 +39,7 @@ from celery_durable.store.base import (
     message_values,
     outcome_to_text,
     row_of,
+    sends_to_text,
 )
 from celery_durable.store.dialect import insert
 from celery_durable.store.journal import JournalRows
@@ -227,7 +229,14 @@ class Claims:
         return (
             update(self._executions)
             .where(self._context.mine(self._executions, given(self._executions, "task_id")))
-            .values(**self._new_columns(), crashes=0, failures=0, draining=False, finished_at=None)
+            .values(
+                **self._new_columns(),
+                past_sends=given(self._executions, "past_sends"),
+                crashes=0,
+                failures=0,
+                draining=False,
+                finished_at=None,
+            )
         )
 
     def _new_columns(self) -> dict[str, Any]:
@@ -329,7 +338,8 @@ class Claims:
             # Two deliveries of one id may race here on PostgreSQL, where nothing was there to lock:
             # the second waits for the first to commit, and then looks again.
             return None if self._opening.first(values, connection) is None else token
-        self._reopening.count(values, connection)
+        past_sends = sends_to_text(sends_before(row, delivery))
+        self._reopening.count({**values, "the_past_sends": past_sends}, connection)
         self._journal.clear(connection, delivery.task_id)
         return token
 

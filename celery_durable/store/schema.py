@@ -79,6 +79,8 @@ def _executions(metadata: MetaData, prefix: str) -> Table:
         Column("finished_at", UtcDateTime),
         # Publishes of the wake at hand that the broker did not confirm, in a row.
         Column("failures", Integer, nullable=False, server_default=text("0")),
+        # The sends before this one that used the same id, a JSON list: their copies may still come.
+        Column("past_sends", Text),
     )
     # The heap of the scheduler: only what waits for something is in it.
     waiting = table.c.wake_at.is_not(None)

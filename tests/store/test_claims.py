@@ -386,6 +386,23 @@ def test_after_the_end_a_new_send_is_a_new_execution_with_the_next_token(store, 
     assert tables.journal() == []
 
 
+@pytest.mark.parametrize("is_pruned", [False, True])
+def test_a_copy_of_the_first_send_is_dropped_after_the_second(store, tables, is_pruned):
+    ended(store)
+    if is_pruned:
+        prune_to_tombstone(tables)
+    claimed(store, delivery(send_id="send-2"))
+    assert refused(store, delivery()) == "an old message"
+    key = LeaseKey("id", OWNER, tables.row()["token"])
+    store.runs.end(key, Outcome(OutcomeKind.VALUE), TTL)
+    store.runs.finish(key, Status.SUCCEEDED)
+    before = tables.everything()
+
+    assert refused(store, delivery()) == "an old message"
+    assert store.claims.schedule(delivery(), Due()) == Refusal("an old message")
+    assert tables.everything() == before
+
+
 def test_the_wakes_of_the_execution_before_do_not_touch_the_new_one(store, tables):
     ended(store)
     claimed(store, delivery(send_id="send-2"))
@@ -393,7 +410,7 @@ def test_the_wakes_of_the_execution_before_do_not_touch_the_new_one(store, table
 
     answer = claim(store, wake(send_id="send-1"), OTHER)
 
-    assert answer == Refusal("its id is taken by a task that is running", is_fresh_send=False)
+    assert answer == Refusal("an old message")
     assert tables.everything() == before
 
 

@@ -85,6 +85,7 @@ ROW = st.fixed_dictionaries(
         "status": st.sampled_from(["sleeping", "ending", "running", "outbox", "succeeded", "asleep?", ""]),
         "owner": TEXT | st.none(),
         "send_id": TEXT | st.none(),
+        "past_sends": TEXT | st.none(),
         "token": st.sampled_from([-1, -(2**63), 0, 2**62]),
         "sends": SMALL,
         "crashes": SMALL,

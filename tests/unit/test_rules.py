@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from celery_durable.records import Delivery, Message, Outcome, OutcomeKind, Row, Status
 from celery_durable.rules import (
     CRASH_CEILING,
+    PAST_SENDS,
     RESEND_CEILING,
     Action,
     Outage,
+    Ruling,
     count_crash,
     crash_delay,
     is_expired,
@@ -22,6 +24,7 @@ from celery_durable.rules import (
     resend_delay,
     rule_on_crash,
     rule_on_delivery,
+    sends_before,
 )
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
@@ -261,6 +264,30 @@ def test_a_new_send_after_the_end_starts_a_new_execution(row):
     ruling = rule_on_delivery(row, OTHER_SEND)
 
     assert (ruling.action, ruling.verdict) == (Action.REOPEN, None)
+
+
+@pytest.mark.parametrize("row", [RUNNING, SLEEPING, *OVER], ids=name_of)
+@pytest.mark.parametrize("nesting", [0, 1])
+def test_a_copy_of_a_send_before_the_one_at_hand_is_dropped_without_a_word(row, nesting):
+    twice_sent = replace(row, past_sends=("send-0", str(OTHER_SEND.send_id)))
+
+    ruling = rule_on_delivery(twice_sent, replace(OTHER_SEND, nesting=nesting))
+
+    assert ruling == Ruling(Action.REFUSE, "an old message")
+
+
+def test_a_row_remembers_the_sends_of_its_id_until_they_are_many():
+    row = OVER[0]
+    for number in range(PAST_SENDS + 3):
+        send = replace(FIRST_SEND, send_id=f"again-{number}")
+        row = replace(row, send_id=send.send_id, past_sends=sends_before(row, send))
+
+    assert row.past_sends == tuple(f"again-{number}" for number in range(2, PAST_SENDS + 2))
+
+
+def test_a_message_that_takes_the_row_over_under_its_own_send_is_no_send_of_its_own():
+    assert sends_before(OVER[0], SUCCESSOR) == ()
+    assert sends_before(replace(OVER[0], send_id=None), OTHER_SEND) == ()
 
 
 @pytest.mark.parametrize("row", OVER, ids=name_of)
