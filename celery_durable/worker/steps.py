@@ -14,6 +14,7 @@ from celery.signals import worker_shutdown
 
 from celery_durable.chords import ask_again
 from celery_durable.plain import in_one_line
+from celery_durable.worker import commands
 from celery_durable.worker.pipe import ClaimsPipe
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class DurableStep(bootsteps.StartStopStep):
         with in_one_line():
             worker.app.durable.enter_worker(worker)
         ask_again(worker.app)
+        commands.install()
         _hear_of_cold_shutdown(worker)
         # Sent when the pool has stopped, which comes after this step's own end.
         worker_shutdown.connect(self._close, sender=worker)

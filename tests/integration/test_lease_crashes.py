@@ -8,13 +8,13 @@ import time
 from functools import partial
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 
 from celery_durable import TaskQuarantined
 from tests.integration.leases_support import PROJECT, crashes_of, tokens_of, wait_for_step
 from tests.integration.support import start_worker_and_beat, wait_for_status
 from tests.nodes import Bench, Worker, on
+from tests.nodes.tree import is_alive
 
 #: Runs that a task is given which makes no progress: the default of durable_max_crashes.
 RUNS = 3
@@ -130,10 +130,3 @@ def assert_told_once(bench: Bench, *, failures: list[Any], successes: list[Any])
     for what in ("lease_lost", "revoked"):
         assert bench.witness.count(step=what) == 0
     bench.wait_for(bench.queue_is_empty)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

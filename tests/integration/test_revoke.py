@@ -16,6 +16,7 @@ from celery.result import AsyncResult
 from tests.integration.features_support import features_bench, seen
 from tests.integration.support import status, wait_for_status, wait_until_asleep
 from tests.nodes import Bench, Servers, on
+from tests.nodes.tree import is_alive
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -82,6 +83,18 @@ class TestOneTask:
         seen(live, result.id, "body")
         result.revoke(terminate=True)
         assert_revoked(live, result)
+        assert live.project.quick.delay(7).get(timeout=20) == 7
+
+    def test_running_and_to_be_stopped_after_all(self, live: Bench) -> None:
+        """The first revoke lets the body go on; its claim has come and gone when the second one comes."""
+        result = live.project.waits.delay(1)
+        seen(live, result.id, "body")
+        (body,) = live.witness.sightings(result.id, "body")
+        result.revoke()
+        assert_revoked(live, result)
+        assert is_alive(body.pid)
+        result.revoke(terminate=True)
+        live.wait_for(lambda: not is_alive(body.pid), PROMPTLY)
         assert live.project.quick.delay(7).get(timeout=20) == 7
 
     @pytest.mark.parametrize("how", ["revoke", "cancel"])

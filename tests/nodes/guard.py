@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,10 @@ def watch_folder(folder: Path) -> None:
     _tell("folder", str(folder))
 
 
+#: Tests start processes in several threads.
+_telling = threading.Lock()
+
+
 @cache
 def _guard() -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -48,10 +53,11 @@ def _guard() -> subprocess.Popen[str]:
 
 
 def _tell(verb: str, value: str) -> None:
-    pipe = _guard().stdin
-    assert pipe is not None
-    pipe.write(f"{verb} {value}\n")
-    pipe.flush()
+    with _telling:
+        pipe = _guard().stdin
+        assert pipe is not None
+        pipe.write(f"{verb} {value}\n")
+        pipe.flush()
 
 
 def _serve() -> None:

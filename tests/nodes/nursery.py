@@ -7,11 +7,13 @@ and log, and the project imported by itself. The tests are not its parents, so t
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +44,10 @@ class Nursery:
 
     def __init__(self) -> None:
         self._popen: subprocess.Popen[str] | None = None
+        # Tests wait for things in several threads, and one that is interrupted by its time limit leaves an
+        # answer behind.
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
 
     def spawn(self, arguments: Sequence[str], *, folder: Path, env: Mapping[str, str], log: Path) -> Nursling:
         """Run `celery ARGUMENTS` in a folder, with this environment and no other."""
@@ -56,6 +62,10 @@ class Nursery:
         return code
 
     def _ask(self, question: Mapping[str, Any]) -> Any:
+        with self._lock:
+            return self._ask_alone(question)
+
+    def _ask_alone(self, question: Mapping[str, Any]) -> Any:
         if self._popen is None:
             self._popen = subprocess.Popen(
                 [sys.executable, __file__],
@@ -65,12 +75,16 @@ class Nursery:
                 text=True,
                 start_new_session=True,
             )
-        popen = self._popen
-        assert popen.stdin is not None
-        assert popen.stdout is not None
-        popen.stdin.write(json.dumps(question) + "\n")
-        popen.stdin.flush()
-        return json.loads(popen.stdout.readline())
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        number = next(self._numbers)
+        self._popen.stdin.write(json.dumps({**question, "number": number}) + "\n")
+        self._popen.stdin.flush()
+        for line in self._popen.stdout:
+            answer = json.loads(line)
+            if answer["number"] == number:
+                return answer["answer"]
+        raise RuntimeError("the nursery has ended")
 
     def close(self) -> None:
         """End the nursery; what was born there lives on."""
@@ -102,6 +116,9 @@ class Nursling:
 
 # -- in the nursery ------------------------------------------------------------------------------
 
+#: A process can be asked about once; the answer may not have reached who asked.
+_exit_codes: dict[int, int] = {}
+
 
 def _serve() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -110,7 +127,7 @@ def _serve() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         answer = _exit_code(question["pid"]) if "pid" in question else _bear(question)
-        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.write(json.dumps({"number": question["number"], "answer": answer}) + "\n")
         sys.stdout.flush()
 
 
@@ -121,14 +138,19 @@ def _load() -> None:
 
 
 def _exit_code(pid: int) -> int | None:
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
+    if pid not in _exit_codes:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            return None
+        _exit_codes[pid] = os.waitstatus_to_exitcode(status)
+    return _exit_codes[pid]
 
 
 def _bear(order: dict[str, Any]) -> int:
     pid = os.fork()
     if not pid:
         _live(order)
+    _exit_codes.pop(pid, None)
     return pid
 
 

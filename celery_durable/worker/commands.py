@@ -1,0 +1,44 @@
+"""``revoke`` with ``terminate`` as a worker obeys it: every run of the task is stopped.
+
+Celery's worker finds a task by its id, as the request that came last; when that one is over it finds none. A
+wake, or a copy of the message, hides and then removes the request whose run is on (seen in Celery 5.7).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery.utils.functional import maybe_list
+from celery.worker import control
+
+logger = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Put ours in the place of Celery's, which they call. Apps without durable tasks notice nothing."""
+    control.Panel.data.update(revoke=revoke, terminate=terminate)
+
+
+def revoke(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
+    """Revoke by task id, or by a list of them; ``terminate``: also stop what runs."""
+    answer = control.revoke(state, task_id, terminate, signal, **kwargs)
+    durable = getattr(state.app, "durable", None)
+    if terminate and durable is not None:
+        _stop_runs(durable.worker, set(maybe_list(task_id) or ()), state.consumer.pool, signal)
+    return answer
+
+
+def terminate(state: Any, signal: Any, task_id: Any, **kwargs: Any) -> Any:
+    """Terminate by task id, or by a list of them."""
+    return revoke(state, task_id, terminate=True, signal=signal, **kwargs)
+
+
+def _stop_runs(worker: Any, task_ids: set[str], pool: Any, signal: Any) -> None:
+    """Stop the runs that Celery has not found."""
+    # A run is known as one when its claim has been heard.
+    worker.drain()
+    for request in worker.book.open_requests():
+        if request.id in task_ids and request.holds_lease and not request.is_terminated:
+            logger.info("Terminating %s, which runs under an earlier request", request.id)
+            request.terminate(pool, signal=signal)
