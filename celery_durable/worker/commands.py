@@ -14,6 +14,9 @@ from celery.worker import control
 
 logger = logging.getLogger(__name__)
 
+# Its type stubs leave the function out.
+_celerys_revoke: Any = vars(control)["revoke"]
+
 
 def install() -> None:
     """Put ours in the place of Celery's, which they call. Apps without durable tasks notice nothing."""
@@ -22,7 +25,7 @@ def install() -> None:
 
 def revoke(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
     """Revoke by task id, or by a list of them; ``terminate``: also stop what runs."""
-    answer = control.revoke(state, task_id, terminate, signal, **kwargs)
+    answer = _celerys_revoke(state, task_id, terminate, signal, **kwargs)
     durable = getattr(state.app, "durable", None)
     if terminate and durable is not None:
         _stop_runs(durable.worker, set(maybe_list(task_id) or ()), state.consumer.pool, signal)
