@@ -13,6 +13,7 @@ from celery.utils.functional import maybe_list
 from kombu.utils.imports import symbol_by_name
 
 from celery_durable.errors import DurableError
+from celery_durable.logs import about
 from celery_durable.message import headers_of
 from celery_durable.points import Point, reached
 from celery_durable.store.verdicts import Cancelled
@@ -94,6 +95,7 @@ def store_revoked(app: Any, cancelled: Iterable[Cancelled]) -> None:
                 item.task_name,
                 item.task_id,
                 error,
+                extra=about(item.task_name, item.task_id),
             )
             return
 

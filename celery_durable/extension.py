@@ -24,7 +24,7 @@ from celery_durable.dispatch import Dispatcher
 from celery_durable.durations import instant_of
 from celery_durable.errors import ConfigurationError, StoreUnavailable
 from celery_durable.local import embedded_defaults, is_embedded
-from celery_durable.logs import add_run_fields
+from celery_durable.logs import about, add_run_fields
 from celery_durable.operations import Operations
 from celery_durable.records import Delivery, Due, Outgoing, Refusal
 from celery_durable.runtime import Runtime
@@ -299,7 +299,12 @@ class Durable(Operations):
         try:
             self.store.verdicts.cancel([task_id], REASON)
         except StoreUnavailable as error:
-            logger.warning("%s is revoked here, its row does not know yet: %s", task_id, error)
+            logger.warning(
+                "%s is revoked here, its row does not know yet: %s",
+                task_id,
+                error,
+                extra=about(None, task_id),
+            )
             return False
         return True
 

@@ -37,7 +37,11 @@ def settle(run: TaskRun, state: str | None) -> None:
         _settle(run, state)
     except (StoreUnavailable, LeaseLost) as error:
         logger.warning(
-            "%s[%s] is not settled, its lease will run out: %s", run.task.name, run.lease.task_id, error
+            "%s[%s] is not settled, its lease will run out: %s",
+            run.task.name,
+            run.lease.task_id,
+            error,
+            extra=run.log_fields(),
         )
     finally:
         run.heartbeat.stop()
@@ -73,6 +77,7 @@ def close_untold(run: TaskRun) -> None:
         run.task.name,
         run.lease.task_id,
         run.claim.crashes,
+        extra=run.log_fields(),
     )
     run.announcer.store_outcome(run.outcome)
     reached(Point.UNTOLD_STORED)
@@ -99,7 +104,13 @@ def die(run: TaskRun, cause: BaseException) -> None:
                 run.task, run.claim.key, leases.recover(run.claim.key, run.limits.max_crashes), cause
             )
     except StoreUnavailable as error:
-        logger.warning("%s[%s] waits for its lease to run out: %s", run.task.name, run.lease.task_id, error)
+        logger.warning(
+            "%s[%s] waits for its lease to run out: %s",
+            run.task.name,
+            run.lease.task_id,
+            error,
+            extra=run.log_fields(),
+        )
     finally:
         run.over.set()
 

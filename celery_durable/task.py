@@ -23,6 +23,7 @@ from celery_durable.errors import ConfigurationError, StoreUnavailable
 from celery_durable.execution import EagerExecution
 from celery_durable.followers import follower_of
 from celery_durable.lease import EternalLease
+from celery_durable.logs import about
 from celery_durable.message import delivery_from_headers, instant_of_header, mark_of, mark_send
 from celery_durable.points import Point, reached
 from celery_durable.records import Due, Message, Refusal
@@ -202,11 +203,17 @@ class DurableTask(_Task[P, R_co]):
                 error.broke_off("a send")
                 raise
             logger.warning(
-                "%s[%s], the body of a chord, is left to the broker: %s", self.name, task_id, error
+                "%s[%s], the body of a chord, is left to the broker: %s",
+                self.name,
+                task_id,
+                error,
+                extra=about(self.name, task_id),
             )
             return super().apply_async(args, kwargs, task_id=task_id, **options)
         if ended.refused:
-            logger.info("%s[%s], a chord's body, was sent before", self.name, task_id)
+            logger.info(
+                "%s[%s], a chord's body, was sent before", self.name, task_id, extra=about(self.name, task_id)
+            )
         durable.send(ended.outgoing)
         return result
 
@@ -219,7 +226,13 @@ class DurableTask(_Task[P, R_co]):
             raise
         reached(Point.SEND_SCHEDULED)
         if refusal is not None:
-            logger.warning("%s[%s] was not scheduled: %s", self.name, delivery.task_id, refusal.reason)
+            logger.warning(
+                "%s[%s] was not scheduled: %s",
+                self.name,
+                delivery.task_id,
+                refusal.reason,
+                extra=about(self.name, delivery.task_id),
+            )
 
     def _due(self, options: dict[str, Any]) -> Due | None:
         """When a send is due; None where it is at once."""

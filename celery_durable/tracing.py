@@ -151,7 +151,13 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
     except Reject as reject:
         # From a hook, or because the outcome could not be told: the row brings the task back by itself.
         # Left to Celery, the main process would store a failure for it.
-        logger.warning("%s[%s] comes back: %s", run.task.name, run.lease.task_id, reject)
+        logger.warning(
+            "%s[%s] comes back: %s",
+            run.task.name,
+            run.lease.task_id,
+            reject,
+            extra=run.log_fields(),
+        )
         traced = silent()
     except (WorkerShutdown, WorkerTerminate):
         # Where tasks run in the main process, a signal handler ends the worker in the middle of one.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from celery_durable.claiming import Verdict
+from celery_durable.logs import about
 from celery_durable.records import LeaseKey
 
 if TYPE_CHECKING:
@@ -51,7 +52,12 @@ class Book:
         except Exception:
             # From a broker or a result store that is away. The other deliveries have to be heard all the
             # same; what this one's row says comes again by itself.
-            logger.exception("What became of %s[%s] could not be dealt with", request.name, request.id)
+            logger.exception(
+                "What became of %s[%s] could not be dealt with",
+                request.name,
+                request.id,
+                extra=about(request.name, request.id),
+            )
 
     def open_requests(self) -> list[DurableRequest]:
         """Every request that is still known."""

@@ -12,6 +12,8 @@ from typing import Any
 from celery.utils.functional import maybe_list
 from celery.worker import control
 
+from celery_durable.logs import about
+
 logger = logging.getLogger(__name__)
 
 # Its type stubs leave the function out.
@@ -43,5 +45,9 @@ def _stop_runs(worker: Any, task_ids: set[str], pool: Any, signal: Any) -> None:
     worker.drain()
     for request in worker.book.open_requests():
         if request.id in task_ids and request.holds_lease and not request.is_terminated:
-            logger.info("Terminating %s, which runs under an earlier request", request.id)
+            logger.info(
+                "Terminating %s, which runs under an earlier request",
+                request.id,
+                extra=about(request.name, request.id),
+            )
             request.terminate(pool, signal=signal)

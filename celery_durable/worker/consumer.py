@@ -10,6 +10,7 @@ from celery.exceptions import NotRegistered
 from celery.worker.consumer import Consumer
 
 from celery_durable.errors import StoreUnavailable
+from celery_durable.logs import about
 from celery_durable.message import instant_of_header, mark_of, received
 from celery_durable.records import Delivery
 from celery_durable.texts import flaw_of_message
@@ -71,7 +72,13 @@ class DurableConsumer(Consumer):
         try:
             keep_unread(self.app, delivery, message, error)
         except StoreUnavailable as unavailable:
-            logger.warning("%s[%s] goes back: %s", delivery.task_name, delivery.task_id, unavailable)
+            logger.warning(
+                "%s[%s] goes back: %s",
+                delivery.task_name,
+                delivery.task_id,
+                unavailable,
+                extra=about(delivery.task_name, delivery.task_id),
+            )
             message.reject_log_error(logger, self.connection_errors, requeue=True)
         else:
             message.ack_log_error(logger, self.connection_errors)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from celery_durable.errors import LeaseInterrupt
+from celery_durable.logs import about
 from celery_durable.records import Outcome, OutcomeKind
 from celery_durable.shield import Shield
 
@@ -98,6 +99,7 @@ class Interrupter:
                     run.task.name,
                     run.lease.task_id,
                     run.limits.revoke_grace,
+                    extra=about(run.task.name, run.lease.task_id, run.lease.token),
                 )
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -107,6 +109,7 @@ class Interrupter:
                 "%s[%s] is a runaway: it lost its lease and cannot be stopped here. Nothing it writes counts",
                 run.task.name,
                 run.lease.task_id,
+                extra=about(run.task.name, run.lease.task_id, run.lease.token),
             )
             if run.over.wait(REPORT_EVERY) or not self._deliver(run):
                 return

@@ -21,6 +21,7 @@ from celery_durable.announcer import report_crash
 from celery_durable.clock import monotonic
 from celery_durable.control import REASON
 from celery_durable.errors import StoreUnavailable
+from celery_durable.logs import about
 from celery_durable.message import received
 from celery_durable.points import Point, reached
 from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
@@ -147,7 +148,9 @@ class DurableRequest(Request):
             self.reject(requeue=True)
         except Exception as error:  # noqa: BLE001 - a channel that is closed fails in each transport's own way
             # With its connection the broker has got back what was not acknowledged.
-            logger.warning("%s[%s] is left to the broker: %r", self.name, self.id, error)
+            logger.warning(
+                "%s[%s] is left to the broker: %r", self.name, self.id, error, extra=about(self.name, self.id)
+            )
 
     def on_lost(self) -> None:
         """The run has lost its lease, and is being stopped."""
@@ -183,7 +186,9 @@ class DurableRequest(Request):
         try:
             self._durable.runtime.store.runs.finish(key, status)
         except StoreUnavailable as error:
-            logger.warning("%s[%s] is not ended yet: %s", self.name, self.id, error)
+            logger.warning(
+                "%s[%s] is not ended yet: %s", self.name, self.id, error, extra=about(self.name, self.id)
+            )
 
     # -- revokes of others -------------------------------------------------------------------------
 
@@ -263,7 +268,9 @@ class DurableRequest(Request):
         try:
             has_failed = keep_unread(self._app, self.delivery, self.message, error)
         except StoreUnavailable as unavailable:
-            logger.warning("%s[%s] goes back: %s", self.name, self.id, unavailable)
+            logger.warning(
+                "%s[%s] goes back: %s", self.name, self.id, unavailable, extra=about(self.name, self.id)
+            )
             self.on_put_back()
             return
         self._acknowledge_now()
@@ -294,7 +301,11 @@ class DurableRequest(Request):
         else:
             task_ready(self)
             logger.error(
-                "Hard time limit (%ss) exceeded for %s[%s]: it runs again", timeout, self.name, self.id
+                "Hard time limit (%ss) exceeded for %s[%s]: it runs again",
+                timeout,
+                self.name,
+                self.id,
+                extra=about(self.name, self.id),
             )
             # The child is killed a moment from now; its claim must not meet the next one's.
             self._hand_back(self.lease_key, 1.0)
@@ -314,7 +325,13 @@ class DurableRequest(Request):
         try:
             taken = runtime.store.leases.take_from_child(key, runtime.owner, ttl, outcome)
         except StoreUnavailable as error:
-            logger.warning("%s[%s] waits for its lease to run out: %s", self.name, self.id, error)
+            logger.warning(
+                "%s[%s] waits for its lease to run out: %s",
+                self.name,
+                self.id,
+                error,
+                extra=about(self.name, self.id),
+            )
             taken = None
         if taken is None:
             task_ready(self)

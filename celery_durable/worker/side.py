@@ -12,6 +12,7 @@ from celery.worker.request import Request
 
 from celery_durable.claiming import Claiming, Reporter
 from celery_durable.errors import ConfigurationError
+from celery_durable.logs import about
 from celery_durable.records import LeaseKey
 from celery_durable.worker.book import Book
 from celery_durable.worker.interrupt import (
@@ -209,7 +210,12 @@ class WorkerSide:
             try:
                 request.cancel(pool)
             except Exception:
-                logger.exception("%s[%s] could not be stopped", request.name, request.id)
+                logger.exception(
+                    "%s[%s] could not be stopped",
+                    request.name,
+                    request.id,
+                    extra=about(request.name, request.id),
+                )
 
     def close(self) -> None:
         """The worker has stopped, its pool is empty."""

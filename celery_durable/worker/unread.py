@@ -13,6 +13,7 @@ from typing import Any
 from celery.app.task import Context
 
 from celery_durable.errors import TaskQuarantined
+from celery_durable.logs import about
 from celery_durable.message import wakes_of
 from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Delivery, Outcome, OutcomeKind, Status
@@ -41,6 +42,7 @@ def keep_unread(app: Any, delivery: Delivery, message: Any, error: Exception) ->
         delivery.task_name,
         delivery.task_id,
         error,
+        extra=about(delivery.task_name, delivery.task_id),
     )
     durable.store.claims.keep(delivery, durable.settings.resend_delay)
     reached(Point.MESSAGE_KEPT)
@@ -68,14 +70,24 @@ def _end(app: Any, delivery: Delivery, message: Any, error: Exception) -> bool:
         outcome = Outcome(OutcomeKind.EXCEPTION, repr(error), payload.data, *encoding)
         if runtime.store.runs.end(claim.key, outcome, ttl) is None:
             return False
-        logger.error("%s[%s] fails: %r", delivery.task_name, delivery.task_id, error)
+        logger.error(
+            "%s[%s] fails: %r",
+            delivery.task_name,
+            delivery.task_id,
+            error,
+            extra=about(delivery.task_name, delivery.task_id),
+        )
         reached(Point.UNKNOWN_FAILED)
     try:
         status = _tell(app, Context({**message.headers, **_embedded(message)}), outcome)
     except Exception as untold:  # noqa: BLE001 - each result store has errors of its own
         # Its lease runs out, and the next wake finds the outcome.
         logger.warning(
-            "%s[%s] has ended, nobody is told yet: %r", delivery.task_name, delivery.task_id, untold
+            "%s[%s] has ended, nobody is told yet: %r",
+            delivery.task_name,
+            delivery.task_id,
+            untold,
+            extra=about(delivery.task_name, delivery.task_id),
         )
         return False
     reached(Point.UNKNOWN_TOLD)

@@ -34,7 +34,7 @@ class Run:
     def __init__(self, grace: float = 0.05) -> None:
         self.shield = Shield()
         self.task = SimpleNamespace(name="proj.task")
-        self.lease = SimpleNamespace(task_id="1234")
+        self.lease = SimpleNamespace(task_id="1234", token=3)
         self.limits = SimpleNamespace(revoke_grace=grace)
         self.over = threading.Event()
         self.greenlet = None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import celery_durable
 from celery_durable.logs import RunFields, about, add_run_fields, current_fields
+
+PACKAGE = Path(celery_durable.__file__).parent
 
 
 def record(**extra: Any) -> logging.LogRecord:
@@ -53,3 +58,21 @@ def test_the_handlers_that_celery_makes_get_the_filter_once() -> None:
     add_run_fields(logger, format="as a receiver of a signal")
     (handler,) = logger.handlers
     assert [type(known) for known in handler.filters] == [RunFields]
+
+
+def lines_without_fields() -> list[str]:
+    """Where a task is named in a line that does not bring its fields along."""
+    # In these all is said within the run, whose fields each line gets.
+    within_a_run = {"execution.py", "run.py"}
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger."):
+                text = ast.unparse(node)
+                if "%s[%s]" in text and "extra=" not in text and path.name not in within_a_run:
+                    found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    return found
+
+
+def test_each_line_about_a_task_says_which_in_its_fields():
+    assert lines_without_fields() == []
