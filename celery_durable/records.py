@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 
 class Status:
@@ -52,8 +53,17 @@ class OutcomeKind:
     UNREADABLE = "unreadable"
 
 
+class _PickledAsCall:
+    """A record that goes to the pool with each job: by itself, one with slots is pickled by reflection."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, name) for name in self.__slots__)
+
+
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(_PickledAsCall):
     """A task message as it lies on the wire; the body is never decoded.
 
     ``headers`` and ``properties`` are JSON texts, so that the store need not know what is in them.
@@ -70,7 +80,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(_PickledAsCall):
     """One arrival of a message at a worker, with what the claim has to know about it."""
 
     task_id: str

@@ -168,7 +168,7 @@ class Database:
         with self._passing(), _translated(self), self.engine.connect() as connection:
             yield connection
 
-    def execute(self, text: str, parameters: Any) -> tuple[Sequence[Any], int]:
+    def execute(self, text: str, parameters: Any, *, returns_rows: bool) -> tuple[Sequence[Any], int]:
         """Run one statement of the driver's, as a transaction of its own, past SQLAlchemy's connections.
 
         In a task of a millisecond they would cost more than the driver. Returns the rows, and how many were
@@ -184,7 +184,7 @@ class Database:
                 borrowed = engine.raw_connection()
                 cursor = borrowed.cursor()
                 cursor.execute(text, parameters)
-                rows: Sequence[Any] = () if cursor.description is None else cursor.fetchall()
+                rows: Sequence[Any] = cursor.fetchall() if returns_rows else ()
                 return rows, cursor.rowcount
             except engine.dialect.loaded_dbapi.Error as error:
                 raise _wrapped(error, text, engine, borrowed) from error

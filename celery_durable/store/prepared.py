@@ -55,7 +55,8 @@ class Prepared:
     ) -> tuple[Any, int]:
         parameters = compiled.parameters(values)
         if connection is None:
-            return self._context.database.execute(compiled.text, parameters)
+            database = self._context.database
+            return database.execute(compiled.text, parameters, returns_rows=bool(compiled.results))
         result = connection.exec_driver_sql(compiled.text, parameters)
         return (result.all() if result.returns_rows else ()), result.rowcount
 

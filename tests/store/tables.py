@@ -185,9 +185,9 @@ class Statements:
         if context.compiled is not None and context.cache_hit is not CacheStats.CACHE_HIT:
             self.compiled.append(self.texts[-1])
 
-    def _note_and_execute(self, text: str, parameters: Any) -> Any:
+    def _note_and_execute(self, text: str, parameters: Any, **options: Any) -> Any:
         self.texts.append(" ".join(text.split()))
-        return self._execute(text, parameters)
+        return self._execute(text, parameters, **options)
 
     def _note_begin(self, connection: Any) -> None:
         # SQLite's own is an ordinary statement.
