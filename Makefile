@@ -19,6 +19,9 @@ WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 # For one test: make test ARGS='-k name'
 ARGS ?=
+# What the model plays in a soak.
+EXAMPLES ?= 20000
+MODEL_SEED ?= $(shell date +%s)
 
 # Links to the pages of the documentation, each where it stands in the repository; to files only, for
 # hatchling walks through links to folders, and would take docs/ for seen.
@@ -87,8 +90,9 @@ bench-quick: $(DEV) services ## the benchmarks, a minute's worth
 	$(BIN)/python -m benchmarks --quick $(ARGS)
 
 .PHONY: soak
-soak: $(DEV) services ## ten minutes of faults: nothing lost, nothing done twice (ARGS='--seed 7')
+soak: $(DEV) services ## ten minutes of faults (ARGS='--seed 7'), then the model ten times as long
 	$(BIN)/python -m tests.chaos $(ARGS)
+	MODEL_EXAMPLES=$(EXAMPLES) MODEL_SEED=$(MODEL_SEED) $(PYTEST) -n 2 tests/model
 
 .PHONY: services
 services: ## find PostgreSQL, Redis and RabbitMQ, or install them

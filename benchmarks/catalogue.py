@@ -45,6 +45,7 @@ CATALOGUE: tuple[Measurement, ...] = (
     Measurement("countdown", sending.countdown),
     Measurement("dispatch-redis", lambda lab: sending.dispatch(lab, "redis")),
     Measurement("idle-scheduler", standing.idle_scheduler),
+    Measurement("busy-scheduler", standing.busy_scheduler, quick=False),
     Measurement("worker-memory", standing.worker_memory, quick=False),
     Measurement("leases", standing.leases, quick=False),
     Measurement("noop-rabbitmq", lambda lab: throughput.noop(lab, "rabbitmq", at_least(0.5))),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -57,6 +58,25 @@ def send_eta_each(task: str, label: str, dues: list[float], queue: str) -> None:
     apply_async = getattr(project, task).apply_async
     for due in dues:
         apply_async([label, due], queue=queue, eta=datetime.fromtimestamp(due, timezone.utc))
+
+
+def churn(seconds: float, per_second: float) -> float:
+    """Send tasks with a countdown of a day, and cancel each of them a second later, at a steady rate.
+
+    Returns how many were sent per second.
+    """
+    waiting: deque[str] = deque()
+    began = time.perf_counter()
+    sent = 0
+    while (now := time.perf_counter() - began) < seconds:
+        if sent < now * per_second:
+            waiting.append(project.noop.apply_async(["churn"], countdown=86_400).id)
+            sent += 1
+        elif len(waiting) > per_second:
+            project.durable.cancel([waiting.popleft()])
+        else:
+            time.sleep(0.002)
+    return sent / (time.perf_counter() - began)
 
 
 def consume(queue: str, worker: str) -> None:
@@ -128,6 +148,7 @@ ACTIONS: dict[str, Callable[..., Any]] = {
         send_one,
         send_each,
         send_eta_each,
+        churn,
         consume,
         leave,
         publish,

@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.deployment import Site
+from benchmarks.deployment import DEFAULT_QUEUE, Site
 from benchmarks.lab import Lab
 from benchmarks.measurements.throughput import DAY, warm
 from benchmarks.measurements.waking import FAR
-from benchmarks.rows import Row, Samples, at_most
+from benchmarks.rows import Row, Samples, at_most, percentile
 from tests.nodes import LocalProcess, wait_for
 
 MEGABYTE = 1e6
+#: What happens to a busy scheduler's table: sleeps that end per second, and rows that are sent and cancelled.
+BUSY_DUE, BUSY_CHURN = 100 / 3, 50
+#: Seconds for the worker to put all of them to sleep, besides a tenth of the time in which they end.
+BUSY_LEAD = 15.0
 
 
 def idle_scheduler(lab: Lab) -> Iterator[Row]:
@@ -51,6 +55,42 @@ def idle_scheduler(lab: Lab) -> Iterator[Row]:
         Samples("beat", "MB", tuple(much - little for much, little in zip(full, empty, strict=True))),
         goal=at_most(1),
     )
+
+
+def busy_scheduler(lab: Lab) -> Iterator[Row]:
+    """The same table while sleeps end in it, rows are added, and rows are cancelled."""
+    site = lab.new_site("redis")
+    sleepers, seconds = lab.size(1_000_000, 100_000), lab.size(120, 20)
+    site.start_worker()
+    site.postgres.clone(site.parked("wake", "others", FAR), sleepers, due_in=DAY)
+    label = site.new_label("busy")
+    first = time.time() + BUSY_LEAD + seconds / 10
+    dues = [first + number / BUSY_DUE for number in range(int(seconds * BUSY_DUE))]
+    site.driver.ask("send_each", task="wake", args=[[label, due] for due in dues], queue=DEFAULT_QUEUE)
+    overdue = site.new_label("overdue")
+    site.driver.ask("send", task="noop", args=[overdue], count=1, queue=DEFAULT_QUEUE, countdown=0.1)
+    time.sleep(0.5)
+    began = time.time()
+    beat = site.start_beat()
+    start = site.marks.wait(overdue, 1)[0].time - began
+    wait_for(lambda: site.postgres.sleeping() >= sleepers + len(dues), first - time.time(), "all sleep")
+    time.sleep(max(0.0, first - time.time()))
+    before = _memory(beat)
+    site.driver.ask("churn", seconds=seconds, per_second=BUSY_CHURN)
+    late = [mark.time - mark.value for mark in site.marks.wait(label, len(dues))]
+    load = f"{BUSY_DUE * 60:.0f} due a minute, {BUSY_CHURN} sent and cancelled a second"
+    title = f"{sleepers:,} sleepers, {load}: {{}}"
+    for name, unit, value, most in (
+        ("lateness_p99", "s", percentile(late, 99), 2.0),
+        ("start", "s", start, 5.0),
+        ("memory_growth", "MB", _memory(beat) - before, 2.0),
+    ):
+        yield Row(
+            f"busy_{name}",
+            title.format(name.replace("_", " ")),
+            Samples("beat", unit, (value,)),
+            goal=at_most(most),
+        )
 
 
 def worker_memory(lab: Lab) -> Iterator[Row]:

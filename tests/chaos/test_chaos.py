@@ -1,4 +1,4 @@
-"""A slice of the chaos run: half a minute of faults, then every task is checked against the witness."""
+"""A slice of the chaos run: two minutes with their faults, then each task is held against the witness."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SEED = 858065
 
 
 class TestChaos:
-    @pytest.mark.timeout(180)
+    @pytest.mark.timeout(300)
     def test_no_task_is_lost_and_no_write_accepted_twice(self, tmp_path: Path) -> None:
-        """``python -m tests.chaos --broker redis --pause 1.2 --minutes 0.5 --seed N`` plays it again."""
-        plan = Plan(SEED, 30, broker="redis", pause=1.2, settle=75, folder=tmp_path)
+        """``python -m tests.chaos --broker redis --pause 1.2 --minutes 1.7 --seed N`` plays it again."""
+        plan = Plan(SEED, 102, broker="redis", pause=1.2, settle=75, folder=tmp_path)
         report = play(plan)
         print(report.text())
         assert report.is_good, report.text()
         # Else it has shown little.
-        assert sum(report.struck.values()) >= 10
-        assert report.findings.outcomes["succeeded"] >= 10
+        assert sum(report.struck.values()) >= 30
+        assert report.findings.outcomes["succeeded"] >= 30

@@ -9,7 +9,7 @@ import pytest
 from celery import chain, chord
 from kombu.utils.uuid import uuid
 
-from tests.integration.features_support import features_bench, halt_at, seen
+from tests.integration.features_support import BOTH, features_bench, halt_at, seen
 from tests.integration.support import wait_for_status
 from tests.nodes import Bench, Servers
 
@@ -32,7 +32,7 @@ ENDS = {
 }
 
 
-@pytest.fixture(scope="module", params=["redis-postgres"])
+@pytest.fixture(scope="module", params=BOTH)
 def bench(
     request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:

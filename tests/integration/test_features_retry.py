@@ -11,12 +11,12 @@ from celery import Celery
 from celery.exceptions import MaxRetriesExceededError
 
 from celery_durable.records import Due
-from tests.integration.features_support import features_bench, seen
+from tests.integration.features_support import BOTH, features_bench, seen
 from tests.integration.support import body_runs, row, status, wait_for_status, wait_until_asleep
 from tests.nodes import Bench, Servers
 
 
-@pytest.fixture(scope="module", params=["redis-postgres"])
+@pytest.fixture(scope="module", params=BOTH)
 def bench(
     request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:

@@ -13,7 +13,7 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult
 
-from tests.integration.features_support import features_bench, seen
+from tests.integration.features_support import BOTH, features_bench, seen
 from tests.integration.support import status, wait_for_status, wait_until_asleep
 from tests.nodes import Bench, Servers, on
 from tests.nodes.tree import is_alive
@@ -24,10 +24,12 @@ pytestmark = pytest.mark.timeout(180)
 PROMPTLY = 5
 
 
-@pytest.fixture(scope="module")
-def live(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(scope="module", params=BOTH)
+def live(
+    request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
     """One worker and one beat for all tests of this module but those that break something."""
-    with features_bench("redis-postgres", servers, tmp_path_factory.mktemp("revoke")) as live:
+    with features_bench(request.param, servers, tmp_path_factory.mktemp("revoke")) as live:
         yield live
 
 
