@@ -11,7 +11,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, func, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    select,
+    text,
+    update,
+)
 
 from celery_durable.records import Outcome, OutcomeKind, Outgoing, Row, Status
 from celery_durable.rules import (
@@ -29,6 +42,7 @@ from celery_durable.store.base import (
 )
 from celery_durable.store.claims import crash_reason
 from celery_durable.store.dialect import UtcDateTime, unhurried_commit
+from celery_durable.store.prepared import Prepared
 
 #: task name → (max_crashes, lease ttl): what a crash of that task means.
 CrashLimits = Callable[[str], tuple[int | None, float]]
@@ -96,20 +110,23 @@ class DueRows:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._executions = context.schema.executions
+        self._looking_ahead = Prepared(context, self._look_ahead)
+        self._finding = Prepared(context, lambda: self.due(bindparam("limit", type_=Integer())))
 
     def poll(self) -> Outlook:
         """When the next row is due. One statement, which costs the same however many rows wait."""
+        seen = self._looking_ahead.first({})
+        assert seen is not None
+        return Outlook(seen["now"], seen["wake_at"])
+
+    def _look_ahead(self) -> Select[Any]:
         context, executions = self._context, self._executions
         earliest = (
             select(func.min(executions.c.wake_at, type_=UtcDateTime()))
             .where(executions.c.namespace == context.namespace, executions.c.wake_at.is_not(None))
             .scalar_subquery()
         )
-        with context.database.statements() as connection:
-            wake_at, now = connection.execute(
-                select(earliest.label("wake_at"), context.now().label("now"))
-            ).one()
-        return Outlook(now, wake_at)
+        return select(earliest.label("wake_at"), context.now().label("now"))
 
     def take(self, limit: int, limits: CrashLimits, outage: Outage | None = None) -> Batch:
         """Take up to ``limit`` due rows for ten seconds, the oldest first.
@@ -118,7 +135,7 @@ class DueRows:
         """
         with self._context.database.transaction() as connection:
             self.walk_the_index(connection)
-            rows = connection.execute(self.due(limit)).mappings().all()
+            rows = self._finding.all({"limit": limit}, connection)
             if not rows:
                 return Batch()
             taken_until = rows[0]["now"] + timedelta(seconds=DISPATCH_LEASE)
@@ -128,7 +145,7 @@ class DueRows:
             self._mark_taken(connection, [item.key for item in sort.outgoing], taken_until)
         return Batch(tuple(sort.outgoing), tuple(sort.crashed), tuple(sort.unreadable), len(rows))
 
-    def due(self, limit: int) -> Select[Any]:
+    def due(self, limit: Any) -> Select[Any]:
         """The query for what is due, for a take and for whoever wants to see its plan."""
         context, executions = self._context, self._executions
         # PostgreSQL's clock moves within a statement, so it would be asked anew for each row that waits,

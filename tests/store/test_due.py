@@ -333,15 +333,23 @@ class counted_statements:  # noqa: N801 - reads as a function
     """The statements that a store makes within the block, with their parameters."""
 
     def __init__(self, store: Store) -> None:
-        self._engine = store.database.engine
+        self._database = store.database
+        self._execute = store.database.execute
         self._statements: list[tuple[str, Any]] = []
 
     def __enter__(self) -> list[tuple[str, Any]]:
-        event.listen(self._engine, "before_cursor_execute", self._note)
+        event.listen(self._database.engine, "before_cursor_execute", self._note)
+        # What goes past SQLAlchemy's connections.
+        self._database.execute = self._note_and_execute  # type: ignore[method-assign]
         return self._statements
 
     def __exit__(self, *_: object) -> None:
-        event.remove(self._engine, "before_cursor_execute", self._note)
+        event.remove(self._database.engine, "before_cursor_execute", self._note)
+        self._database.execute = self._execute  # type: ignore[method-assign]
+
+    def _note_and_execute(self, text: str, parameters: Any, **options: Any) -> Any:
+        self._statements.append((text, parameters))
+        return self._execute(text, parameters, **options)
 
     def _note(self, _connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         self._statements.append((statement, parameters))
