@@ -18,7 +18,7 @@ MEGABYTE = 1e6
 #: What happens to a busy scheduler's table: sleeps that end per second, and rows that are sent and cancelled.
 BUSY_DUE, BUSY_CHURN = 100 / 3, 50
 #: Seconds for the worker to put all of them to sleep, besides a tenth of the time in which they end.
-BUSY_LEAD = 15.0
+BUSY_LEAD = 20.0
 
 
 def idle_scheduler(lab: Lab) -> Iterator[Row]:
@@ -67,13 +67,14 @@ def busy_scheduler(lab: Lab) -> Iterator[Row]:
     first = time.time() + BUSY_LEAD + seconds / 10
     dues = [first + number / BUSY_DUE for number in range(int(seconds * BUSY_DUE))]
     site.driver.ask("send_each", task="wake", args=[[label, due] for due in dues], queue=DEFAULT_QUEUE)
+    # With the worker at rest: what is measured is the scheduler.
+    wait_for(lambda: site.postgres.sleeping() >= sleepers + len(dues), first - time.time(), "all sleep")
     overdue = site.new_label("overdue")
     site.driver.ask("send", task="noop", args=[overdue], count=1, queue=DEFAULT_QUEUE, countdown=0.1)
     time.sleep(0.5)
     began = time.time()
     beat = site.start_beat()
     start = site.marks.wait(overdue, 1)[0].time - began
-    wait_for(lambda: site.postgres.sleeping() >= sleepers + len(dues), first - time.time(), "all sleep")
     time.sleep(max(0.0, first - time.time()))
     before = _memory(beat)
     site.driver.ask("churn", seconds=seconds, per_second=BUSY_CHURN)
