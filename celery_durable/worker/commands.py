@@ -11,6 +11,7 @@ from typing import Any
 
 from celery.utils.functional import maybe_list
 from celery.worker import control
+from celery.worker.state import requests
 
 from celery_durable.logs import about
 
@@ -27,10 +28,18 @@ def install() -> None:
 
 def revoke(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
     """Revoke by task id, or by a list of them; ``terminate``: also stop what runs."""
+    task_ids = set(maybe_list(task_id) or ())
+    known = [requests[id_] for id_ in task_ids if id_ in requests]
     answer = _celerys_revoke(state, task_id, terminate, signal, **kwargs)
     durable = getattr(state.app, "durable", None)
     if terminate and durable is not None:
-        _stop_runs(durable.worker, set(maybe_list(task_id) or ()), state.consumer.pool, signal)
+        for request in _hidden_runs(durable.worker, task_ids, known):
+            logger.info(
+                "Terminating %s, which runs under an earlier request",
+                request.id,
+                extra=about(request.name, request.id),
+            )
+            request.terminate(state.consumer.pool, signal=signal)
     return answer
 
 
@@ -39,15 +48,12 @@ def terminate(state: Any, signal: Any, task_id: Any, **kwargs: Any) -> Any:
     return revoke(state, task_id, terminate=True, signal=signal, **kwargs)
 
 
-def _stop_runs(worker: Any, task_ids: set[str], pool: Any, signal: Any) -> None:
-    """Stop the runs that Celery has not found."""
+def _hidden_runs(worker: Any, task_ids: set[str], known: list[Any]) -> list[Any]:
+    """The requests of these tasks whose run is on, but for those that Celery finds."""
     # A run is known as one when its claim has been heard.
     worker.drain()
-    for request in worker.book.open_requests():
-        if request.id in task_ids and request.holds_lease and not request.is_terminated:
-            logger.info(
-                "Terminating %s, which runs under an earlier request",
-                request.id,
-                extra=about(request.name, request.id),
-            )
-            request.terminate(pool, signal=signal)
+    return [
+        request
+        for request in worker.book.open_requests()
+        if request.id in task_ids and request.holds_lease and not any(request is one for one in known)
+    ]

@@ -60,8 +60,6 @@ class DurableRequest(Request):
     is_over = False
     #: True when the lease is lost and the run is being stopped: if that takes its process, it is no crash.
     is_lost = False
-    #: True when somebody wants its run to be stopped for good.
-    is_terminated = False
     #: True when the broker's message may be acknowledged: a claim or a refusal has committed.
     _may_acknowledge = False
     _holds_its_tongue = False
@@ -220,7 +218,7 @@ class DurableRequest(Request):
         verdicts = self._durable.store.verdicts
         # Before what its child's death will have written, and after that of a canceller who had the database.
         self._durable.worker.upkeep.soon(lambda: verdicts.cancel([self.id], REASON))
-        self._already_revoked = self.is_terminated = True
+        self._already_revoked = True
         if not self.time_start:
             # Celery comes here again when the pool has accepted it.
             self._terminate_on_ack = pool, signal

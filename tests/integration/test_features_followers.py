@@ -24,7 +24,7 @@ def bench_module() -> str:
     return PROJECT
 
 
-@pytest.fixture(scope="module", params=BOTH)
+@pytest.fixture(scope="module", params=["redis-postgres"])
 def features(
     request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
