@@ -334,12 +334,20 @@ class TaskRun:
         if self.announcer.stopped() and self.report_loss is not None:
             self.report_loss()
 
+    def let_go(self) -> None:
+        """The run is over: break the cycle with its heartbeat, which would last for thousands of runs."""
+        self.heartbeat.on_lost = _nobody
+
     def _on_lost(self, lease: Lease, outcome: Outcome | None) -> None:
         """Called by the heartbeat's thread."""
         self.announcer.taker = outcome
         self.announcer.lost()
         if self.interrupt is not None:
             self.interrupt(self, outcome)
+
+
+def _nobody(lease: Lease, outcome: Outcome | None) -> None:
+    """Who hears of the loss of a lease after the end of its run."""
 
 
 @contextmanager

@@ -46,6 +46,7 @@ def settle(run: TaskRun, state: str | None) -> None:
     finally:
         run.heartbeat.stop()
         run.over.set()
+        run.let_go()
 
 
 def _settle(run: TaskRun, state: str | None) -> None:
