@@ -41,7 +41,7 @@ from celery_durable.store.base import (
     row_of,
 )
 from celery_durable.store.claims import crash_reason
-from celery_durable.store.dialect import UtcDateTime, unhurried_commit
+from celery_durable.store.dialect import UtcDateTime
 from celery_durable.store.prepared import Prepared
 
 #: task name → (max_crashes, lease ttl): what a crash of that task means.
@@ -268,8 +268,7 @@ class DueRows:
         if wakes:
             sends = self._executions.c.sends
             delays = {item.sends: resend_delay(item.sends, resend_base) for item in wakes}
-            # Lost with its database, the note is missed in ten seconds: the wake goes out again, for nothing.
-            self._move(wakes, sends, delays, unhurried_commit(), failures=0)
+            self._move(wakes, sends, delays, failures=0)
 
     def give_back(self, unsent: Sequence[Outgoing]) -> None:
         """Make what the broker did not confirm due again, after a growing pause."""
@@ -284,12 +283,7 @@ class DueRows:
             self._move(broken, self._executions.c.sends, {item.sends: SET_ASIDE for item in broken})
 
     def _move(
-        self,
-        items: Sequence[Outgoing],
-        count: Any,
-        delays: Mapping[int, float],
-        *conditions: Any,
-        **values: Any,
+        self, items: Sequence[Outgoing], count: Any, delays: Mapping[int, float], **values: Any
     ) -> None:
         """Make rows that are still ours due after a delay, which hangs on one of their counts."""
         context, executions = self._context, self._executions
@@ -298,7 +292,7 @@ class DueRows:
         with context.database.statements() as connection:
             connection.execute(
                 update(executions)
-                .where(self._still_taken(items), *conditions)
+                .where(self._still_taken(items))
                 .values(wake_at=context.now(seconds), **values)
             )
 
