@@ -79,6 +79,8 @@ def rule_on_delivery(row: Row | None, delivery: Delivery) -> Ruling:
         if row is None:
             return Ruling(Action.OPEN)
         return Ruling(Action.REOPEN, verdict=OutcomeKind.CANCELLED)
+    if _was_sent_before(row, delivery):
+        return Ruling(Action.REFUSE, "an old message")
     if row.is_live or _is_set_aside(row):
         return _rule_on_live(row, delivery)
     return _rule_on_ended(row, delivery)
@@ -113,8 +115,6 @@ def sends_before(row: Row, delivery: Delivery) -> tuple[str, ...]:
 
 
 def _rule_on_live(row: Row, delivery: Delivery) -> Ruling:
-    if _was_sent_before(row, delivery):
-        return Ruling(Action.REFUSE, "an old message")
     if not _same_send(row, delivery):
         # A wake of another send was sent from the row before it was opened anew: nobody's fresh send.
         is_fresh = not delivery.is_wake
@@ -139,8 +139,6 @@ def _is_cancelled(row: Row) -> bool:
 def _rule_on_ended(row: Row, delivery: Delivery) -> Ruling:
     if delivery.is_wake:
         return Ruling(Action.REFUSE, f"it has {row.status}")
-    if _was_sent_before(row, delivery):
-        return Ruling(Action.REFUSE, "an old message")
     if not _same_send(row, delivery):
         return Ruling(Action.REOPEN)
     if delivery.nesting > row.nesting and row.status != Status.CANCELLED:

@@ -334,8 +334,11 @@ class TaskRun:
         if self.announcer.stopped() and self.report_loss is not None:
             self.report_loss()
 
-    def let_go(self) -> None:
-        """The run is over: break the cycle with its heartbeat, which would last for thousands of runs."""
+    def dispose(self) -> None:
+        """Nothing of the run is left to do."""
+        self.heartbeat.stop()
+        self.over.set()
+        # The two hold one another, until the collector comes: in a worker, after thousands of runs.
         self.heartbeat.on_lost = _nobody
 
     def _on_lost(self, lease: Lease, outcome: Outcome | None) -> None:

@@ -44,9 +44,7 @@ def settle(run: TaskRun, state: str | None) -> None:
             extra=run.log_fields(),
         )
     finally:
-        run.heartbeat.stop()
-        run.over.set()
-        run.let_go()
+        run.dispose()
 
 
 def _settle(run: TaskRun, state: str | None) -> None:
@@ -113,7 +111,7 @@ def die(run: TaskRun, cause: BaseException) -> None:
             extra=run.log_fields(),
         )
     finally:
-        run.over.set()
+        run.dispose()
 
 
 def _finish(run: TaskRun, status: str) -> None:

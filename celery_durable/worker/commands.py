@@ -55,5 +55,5 @@ def _hidden_runs(worker: Any, task_ids: set[str], known: list[Any]) -> list[Any]
     return [
         request
         for request in worker.book.open_requests()
-        if request.id in task_ids and request.holds_lease and not any(request is one for one in known)
+        if request.id in task_ids and request.holds_lease and request not in known
     ]

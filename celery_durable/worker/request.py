@@ -60,6 +60,9 @@ class DurableRequest(Request):
     is_over = False
     #: True when the lease is lost and the run is being stopped: if that takes its process, it is no crash.
     is_lost = False
+    #: How to stop its run, if there will be one. Before that there is none: the claim at work may be that of
+    #: the verdict, and its process killed between claim and report would leave the lease to run out.
+    _stop_on_claim: tuple[Any, int] | None = None
     #: True when the broker's message may be acknowledged: a claim or a refusal has committed.
     _may_acknowledge = False
     _holds_its_tongue = False
@@ -104,6 +107,8 @@ class DurableRequest(Request):
         self.lease_key = key
         reached(Point.CLAIM_HEARD)
         self._acknowledge_now()
+        if self._stop_on_claim is not None:
+            self._stop_run(*self._stop_on_claim)
 
     @property
     def is_waiting(self) -> bool:
@@ -219,10 +224,10 @@ class DurableRequest(Request):
         # Before what its child's death will have written, and after that of a canceller who had the database.
         self._durable.worker.upkeep.soon(lambda: verdicts.cancel([self.id], REASON))
         self._already_revoked = True
-        if not self.time_start:
-            # Celery comes here again when the pool has accepted it.
-            self._terminate_on_ack = pool, signal
-        self._stop_run(pool, signals.signum(signal or TERM_SIGNAME))
+        self._durable.worker.drain()
+        self._stop_on_claim = pool, signals.signum(signal or TERM_SIGNAME)
+        if self.holds_lease:
+            self._stop_run(*self._stop_on_claim)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """Stop the run without a word: the worker stops, or lost its broker. It goes on elsewhere."""
