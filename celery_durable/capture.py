@@ -15,11 +15,11 @@ from typing import Any
 from celery.app.amqp import AMQP
 from kombu.common import Broadcast
 from kombu.serialization import dumps as serialize
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import loads
 from kombu.utils.objects import cached_property
 
 from celery_durable.errors import ConfigurationError
-from celery_durable.message import HEADER, MANNER, UNSTORED_PROPERTIES, as_bytes
+from celery_durable.message import HEADER, MANNER, UNSTORED_PROPERTIES, as_bytes, dumps
 from celery_durable.records import Due, Message
 from celery_durable.texts import flaw_of_message
 

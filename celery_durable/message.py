@@ -50,8 +50,8 @@ MANNER = frozenset(
 _LARGEST = 2**31 - 1
 #: By this kombu knows an object that stands for what is not JSON: an instant, bytes.
 _MARKER = '"__type__"'
-# As kombu's ``dumps``, which makes an encoder for each call.
-_dumps = JSONEncoder().encode
+#: As kombu's ``dumps``, which makes an encoder for each call.
+dumps = JSONEncoder().encode
 _BROKER_HEADERS = re.compile(r"x-(death|first-death-|last-death-|delivery-count|opt-)")
 # RabbitMQ's native delayed delivery in Celery puts 28 binary digits before the routing key.
 _DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
@@ -92,8 +92,8 @@ def capture(message: Any) -> Message:
     }
     info = message.delivery_info or {}
     return Message(
-        headers=_dumps(headers),
-        properties=_dumps(properties),
+        headers=dumps(headers),
+        properties=dumps(properties),
         body=as_bytes(message.body, message.content_encoding),
         content_type=message.content_type,
         content_encoding=message.content_encoding,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -25,6 +24,7 @@ from celery_durable.checks import redacted
 from celery_durable.clock import monotonic
 from celery_durable.errors import LoginRefused, StoreUnavailable, WrongTables
 from celery_durable.store.forks import gate
+from celery_durable.store.sqlite import TurnTaker, prepare
 
 #: Connections of one process for its tasks, its main process or its scheduler. The heartbeats have
 #: one more of their own.
@@ -118,11 +118,12 @@ class Database:
         if self.is_sqlite:
             options["connect_args"] = {
                 "check_same_thread": False,
+                **({"factory": TurnTaker} if self._url.get_driver_name() == "pysqlite" else {}),
                 "timeout": self._busy_timeout,
                 **options.get("connect_args", {}),
             }
             engine = create_engine(self._url, **options)
-            event.listen(engine, "connect", self._prepare_sqlite)
+            event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_immediate)
             return engine
         options["connect_args"] = self._postgresql_arguments(options.get("connect_args", {}))
@@ -214,28 +215,9 @@ class Database:
         if engine is not None:
             engine.dispose()
 
-    def _prepare_sqlite(self, connection: sqlite3.Connection, _record: Any) -> None:
-        # The driver's own transactions begin too late: a read before the write would lie outside, and
-        # two read-then-write transactions would lose an update. So we begin them ourselves.
-        connection.isolation_level = None
-        _keep_in_wal(connection, self._busy_timeout)
-        # FULL: what was committed survives a power cut; the default of WAL builds (NORMAL) may lose the last.
-        connection.execute("PRAGMA synchronous=FULL")
 
-
-def _keep_in_wal(connection: sqlite3.Connection, timeout: float) -> None:
-    """Let readers and the one writer not wait for each other. The file remembers it."""
-    until = monotonic() + timeout
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError:
-            # SQLite does not wait for this change as it does for a lock: several processes that are the
-            # first ones at a file have to take turns by themselves.
-            if monotonic() >= until:
-                raise
-            time.sleep(0.01)  # noqa: TID251 - a few times in the life of a file, and nobody can stop us yet
+def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+    prepare(connection)
 
 
 def _begin_immediate(connection: Connection) -> None:
