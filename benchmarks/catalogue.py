@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from benchmarks.deployment import BrokerName
 from benchmarks.lab import Lab
 from benchmarks.measurements import peers, replay, sending, standing, throughput, waking
 from benchmarks.measurements.peers import NAMES
@@ -33,6 +34,12 @@ def _of_peer(what: str, kind: Kind, measure: Callable[[Lab, Kind], Iterable[Row]
     )
 
 
+def _peer_on(
+    what: str, broker: BrokerName, measure: Callable[[Lab, BrokerName], Iterable[Row]]
+) -> Measurement:
+    return Measurement(f"peer-{what}-{broker}", lambda lab: measure(lab, broker), peer=True, quick=False)
+
+
 CATALOGUE: tuple[Measurement, ...] = (
     Measurement("noop-redis", lambda lab: throughput.noop(lab, "redis", at_least(0.6))),
     Measurement("step-redis", lambda lab: throughput.one_step(lab, "redis")),
@@ -56,12 +63,11 @@ CATALOGUE: tuple[Measurement, ...] = (
     Measurement("dispatch-rabbitmq", lambda lab: sending.dispatch(lab, "rabbitmq")),
     Measurement("noop-embedded", lambda lab: throughput.noop(lab, "embedded", at_least(0.5))),
     Measurement("peer-step-dbos", peers.step_dbos, peer=True, quick=False),
-    Measurement("peer-park-absurd", peers.park_absurd, peer=True, quick=False),
-    Measurement("peer-celery-eta-redis", lambda lab: peers.celery_eta(lab, "redis"), peer=True, quick=False),
+    _peer_on("park-absurd", "redis", peers.park_absurd),
+    _peer_on("celery-eta", "redis", peers.celery_eta),
     Measurement("peer-dispatch-django-beat", peers.dispatch_django_beat, peer=True, quick=False),
-    Measurement(
-        "peer-celery-eta-rabbitmq", lambda lab: peers.celery_eta(lab, "rabbitmq"), peer=True, quick=False
-    ),
+    _peer_on("celery-eta", "rabbitmq", peers.celery_eta),
+    _peer_on("park-absurd", "rabbitmq", peers.park_absurd),
     *(_of_peer("burst", kind, peers.burst_peer) for kind in QUEUES),
     *(_of_peer("lateness", kind, peers.lateness_peer) for kind in QUEUES),
 )

@@ -9,7 +9,7 @@ from benchmarks.deployment import DEFAULT_QUEUE, BrokerName, Site
 from benchmarks.lab import Lab
 from benchmarks.marks import rate
 from benchmarks.measurements.sending import UNREAD, dispatch_rate, park_pattern
-from benchmarks.measurements.throughput import DAY, TITLES, warm
+from benchmarks.measurements.throughput import TITLES, park_rate, warm
 from benchmarks.measurements.waking import burst_rate
 from benchmarks.peers.peer import ABSURD, DBOS, DJANGO_BEAT, PGQUEUER, PROCRASTINATE, Kind
 from benchmarks.rows import Row, Samples, at_least, more_than, percentile
@@ -33,22 +33,15 @@ def step_dbos(lab: Lab) -> Iterator[Row]:
         )
 
 
-def park_absurd(lab: Lab) -> Iterator[Row]:
+def park_absurd(lab: Lab, broker: BrokerName) -> Iterator[Row]:
     """Going to sleep, ours and Absurd's."""
-    site = warm(lab.site("redis"))
+    site = warm(lab.site(broker))
     count = lab.size(1500, 300)
-
-    def ours() -> float:
-        try:
-            return site.throughput("park", count, DAY)
-        finally:
-            site.postgres.forget_parked()
-
     with lab.peer(ABSURD) as peer:
         yield lab.compare(
-            "park_absurd",
-            "put to sleep ÷ Absurd's default",
-            ("durable, Redis", ours),
+            f"park_absurd_{broker}",
+            f"put to sleep ÷ Absurd's default; {TITLES[broker]}",
+            (f"durable, {TITLES[broker]}", lambda: park_rate(site, count)),
             ("Absurd", lambda: peer.throughput("park", count)),
             goal=at_least(2),
         )
