@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 from celery_durable.clock import monotonic
 
-#: Seconds before a writer that found another one at work tries again: the first time, and at most.
+#: Seconds before a writer that found another one at work tries again: the first time, and at most. Who has
+#: less patience asks more often, up to a hundred times in all: that is the heartbeat, which must not be the
+#: one that is always too late.
 FIRST_PAUSE = 0.0001
 LONGEST_PAUSE = 0.01
 #: SQLite's words for this; before Python 3.11 its errors bear no code.
@@ -74,6 +76,7 @@ class TurnTaker(sqlite3.Connection):
         Raises sqlite3.OperationalError ("database is locked") after the timeout.
         """
         until, pause = monotonic() + self._patience, FIRST_PAUSE
+        longest = min(LONGEST_PAUSE, self._patience / 100)
         while True:
             try:
                 return statement()
@@ -81,4 +84,4 @@ class TurnTaker(sqlite3.Connection):
                 if str(error) != _BUSY or monotonic() >= until:
                     raise
             time.sleep(pause)  # noqa: TID251 - another process holds the file, and cannot tell us when it is done
-            pause = min(pause * 1.5, LONGEST_PAUSE)
+            pause = min(pause * 1.5, longest)

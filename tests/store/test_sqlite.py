@@ -70,6 +70,14 @@ def test_it_asks_less_and_less_often(connect, writer, pauses):
     assert connect().execute("SELECT count(*) FROM words").fetchone() == (2,)
 
 
+def test_who_has_little_patience_such_as_a_heartbeat_asks_more_often(connect, writer, pauses):
+    pauses.then = lambda count: writer.execute("COMMIT") if count == 30 else None
+
+    connect(timeout=0.1).execute("INSERT INTO words VALUES ('second')")
+
+    assert pauses[-1] == 0.001
+
+
 def test_a_transaction_waits_where_it_begins(connect, writer, pauses):
     pauses.then = lambda count: writer.execute("COMMIT")
     second = connect()
