@@ -110,9 +110,17 @@ def as_bytes(body: Any, encoding: str | None) -> bytes:
     return bytes(body)
 
 
-def mark_send(headers: Mapping[str, Any] | None, send_id: str) -> dict[str, Any]:
-    """Headers with the mark of a new send, which tells a copy from another send of the same id."""
-    return {**(headers or {}), HEADER: {"send_id": send_id}}
+def mark_send(
+    headers: Mapping[str, Any] | None, send_id: str, *, predecessor: int | None = None
+) -> dict[str, Any]:
+    """Headers with the mark of a new send, which tells a copy from another send of the same id.
+
+    ``predecessor``: the token of the run that hands its id on with it.
+    """
+    mark: dict[str, Any] = {"send_id": send_id}
+    if predecessor is not None:
+        mark["predecessor"] = predecessor
+    return {**(headers or {}), HEADER: mark}
 
 
 def mark_of(headers: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +145,7 @@ def delivery_of(
         eta=eta,
         expires=expires,
         message=message,
+        predecessor=_count(mark.get("predecessor")) or None,
     )
 
 

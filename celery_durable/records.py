@@ -96,6 +96,8 @@ class Delivery(_PickledAsCall):
     eta: datetime | None
     expires: datetime | None
     message: Message
+    #: The token of the run that handed its id on with it (``replace``); None: none did, or it is not known.
+    predecessor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def _rule_on_live(row: Row, delivery: Delivery) -> Ruling:
         # A wake of another send was sent from the row before it was opened anew: nobody's fresh send.
         is_fresh = not delivery.is_wake
         return Ruling(Action.REFUSE, f"its id is taken by a task that is {row.status}", is_fresh)
-    if delivery.nesting > row.nesting and not _is_cancelled(row):
+    if _is_successor(row, delivery) and not _is_cancelled(row):
         return Ruling(Action.REOPEN)
     if delivery.nesting != row.nesting or delivery.version != row.message_version:
         return Ruling(Action.REFUSE, "an old message")
@@ -132,6 +132,15 @@ def _rule_on_live(row: Row, delivery: Delivery) -> Ruling:
     return Ruling(Action.REFUSE, f"it is {row.status}")
 
 
+def _is_successor(row: Row, delivery: Delivery) -> bool:
+    """Whether the row's last run has handed its id on with this message.
+
+    A run that had lost its lease may have sent one before it noticed. That counts no more than what it
+    writes: the run that took its place replaces the task as well, or ends it.
+    """
+    return delivery.nesting > row.nesting and delivery.predecessor in (None, row.token)
+
+
 def _is_cancelled(row: Row) -> bool:
     return row.outcome is not None and row.outcome.kind == OutcomeKind.CANCELLED
 
@@ -141,7 +150,7 @@ def _rule_on_ended(row: Row, delivery: Delivery) -> Ruling:
         return Ruling(Action.REFUSE, f"it has {row.status}")
     if not _same_send(row, delivery):
         return Ruling(Action.REOPEN)
-    if delivery.nesting > row.nesting and row.status != Status.CANCELLED:
+    if _is_successor(row, delivery) and row.status != Status.CANCELLED:
         return Ruling(Action.REOPEN)
     return Ruling(Action.REFUSE, f"it has {row.status}")
 

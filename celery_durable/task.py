@@ -304,7 +304,7 @@ class DurableTask(_Task[P, R_co]):
             return super().on_replace(sig)
         run.execution.go_on()
         if run.delivery.send_id is not None:
-            self._hand_on_send_id(sig, run.delivery.send_id)
+            self._hand_on(sig, run.delivery.send_id, run.lease.token)
         try:
             return super().on_replace(sig)
         except Ignore:
@@ -313,10 +313,10 @@ class DurableTask(_Task[P, R_co]):
             run.replaced = True
             raise
 
-    def _hand_on_send_id(self, sig: Any, send_id: str) -> None:
+    def _hand_on(self, sig: Any, send_id: str, token: int) -> None:
         for link in _links_of(sig):
             if link.options.get("task_id") == self.request.id and is_durable(self.app, link.task):
-                link.options["headers"] = mark_send(link.options.get("headers"), send_id)
+                link.options["headers"] = mark_send(link.options.get("headers"), send_id, predecessor=token)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -105,7 +105,7 @@ class Machine(RuleBasedStateMachine):
             self.world.forget_pruned()
             return
         wanted = {"move": Status.PARKED, "cancel": Status.LIVE, "release": {Status.QUARANTINED}}[what]
-        found = self.world.with_status(*wanted)
+        found = [id_ for id_ in self.world.with_status(*wanted) if not self.world.tasks[id_].is_pruned]
         operations = {"move": self._move_sleep, "cancel": self._cancel, "release": self._release}
         if found:
             operations[what](choose(found, pick), seconds)

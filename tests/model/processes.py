@@ -7,7 +7,7 @@ A process that is not moved for a while is a frozen one: it goes on believing in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from celery_durable.records import (
@@ -260,7 +260,7 @@ class Worker:
         if death == BEFORE:
             raise Died
         successor = first_delivery(task_id, run.delivery.send_id or "", nesting=run.delivery.nesting + 1)
-        world.broker.append(successor)
+        world.broker.append(replace(successor, predecessor=run.key.token))
         if death == AFTER:
             raise Died
         self.fenced(

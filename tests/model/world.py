@@ -132,6 +132,8 @@ class World:
         if is_live and not is_successor:
             assert before.wake_at <= now or (before.owner is None and before.sends > 0)
             assert delivery.version == before.message_version
+        if is_successor:
+            assert delivery.predecessor == before.token, "a run that had lost its lease has replaced it"
         if not is_live or is_successor:
             ledger.start_anew()
             ledger.is_pruned = False
@@ -172,7 +174,7 @@ class World:
             ledger = self.tasks[row.task_id]
             assert row.token == ledger.token, f"nobody has claimed it: {row}"
             assert row.owner is None or row.status in (Status.RUNNING, Status.ENDING)
-            assert row.outcome is not None or row.crashes < MAX_CRASHES
+            assert row.outcome is not None or row.crashes < MAX_CRASHES or ledger.is_pruned
             if ledger.outcome is not None and row.outcome is not None:
                 assert outcome_from_text(row.outcome) == ledger.outcome, f"its outcome has changed: {row}"
 

@@ -271,13 +271,32 @@ def test_a_delivery_says_what_the_claim_has_to_know():
     assert delivery.message == stored
 
 
-@pytest.mark.parametrize("mark", [{}, {HEADER: None}, {HEADER: "x"}, {HEADER: {"send_id": None}}])
+def test_a_successor_says_which_run_has_sent_it():
+    headers = mark_send({**TASK, "replaced_task_nesting": 1}, "s", predecessor=7)
+
+    delivery = delivery_of(headers, capture(received(headers=headers)), eta=None, expires=None)
+
+    assert (delivery.send_id, delivery.nesting, delivery.predecessor) == ("s", 1, 7)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {},
+        {HEADER: None},
+        {HEADER: "x"},
+        {HEADER: {"send_id": None}},
+        {HEADER: {"predecessor": "x"}},
+        {HEADER: {"predecessor": 0}},
+    ],
+)
 def test_a_message_of_a_producer_without_this_extension_has_no_send_id(mark):
     headers = {**TASK, **mark, "replaced_task_nesting": None}
 
     delivery = delivery_of(headers, capture(received()), eta=None, expires=None)
 
     assert (delivery.send_id, delivery.version, delivery.nesting, delivery.is_wake) == (None, 0, 0, False)
+    assert delivery.predecessor is None
 
 
 @pytest.mark.parametrize(

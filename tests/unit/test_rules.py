@@ -220,6 +220,14 @@ def test_the_successor_of_a_replaced_task_takes_the_id_over_even_before_its_row_
     assert rule_on_delivery(row, SUCCESSOR).action is Action.REOPEN
 
 
+@pytest.mark.parametrize("row", [*LIVE[:5], SENT, EXPIRED, SET_ASIDE, *OVER], ids=name_of)
+def test_a_successor_sent_by_a_run_that_had_lost_its_lease_is_dropped(row):
+    row = replace(row, token=3)
+
+    assert rule_on_delivery(row, replace(SUCCESSOR, predecessor=2)).action is Action.REFUSE
+    assert rule_on_delivery(row, replace(SUCCESSOR, predecessor=3)) == rule_on_delivery(row, SUCCESSOR)
+
+
 def test_a_task_that_was_cancelled_while_it_replaced_itself_stays_cancelled():
     ruling = rule_on_delivery(CANCELLED_WHILE_LIVE, SUCCESSOR)
 
