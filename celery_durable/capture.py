@@ -17,9 +17,18 @@ from kombu.common import Broadcast
 from kombu.serialization import dumps as serialize
 from kombu.utils.json import loads
 from kombu.utils.objects import cached_property
+from kombu.utils.uuid import uuid
 
 from celery_durable.errors import ConfigurationError
-from celery_durable.message import HEADER, MANNER, UNSTORED_PROPERTIES, as_bytes, dumps
+from celery_durable.message import (
+    HEADER,
+    MANNER,
+    UNSTORED_PROPERTIES,
+    as_bytes,
+    dumps,
+    mark_of,
+    mark_send,
+)
 from celery_durable.records import Due, Message
 from celery_durable.texts import flaw_of_message
 
@@ -128,6 +137,13 @@ def _check(task_name: str, message: Any) -> None:
         raise ValueError(flaw)
 
 
+def _marked(message: Any) -> Any:
+    """With the mark of a new send, also where the task is sent by its name (``send_task``)."""
+    if mark_of(message.headers):
+        return message
+    return message._replace(headers=mark_send(message.headers, uuid()))
+
+
 class DurableAMQP(AMQP):
     """Celery's AMQP api, with an ear in it."""
 
@@ -142,6 +158,7 @@ class DurableAMQP(AMQP):
                         f"durable task {name} cannot be sent to a broadcast queue: it has one owner at a time"
                     )
                 _check(name, message)
+                message = _marked(message)
                 # The broker's own time limit: it would drop the message, and nobody would hear of that.
                 options.pop("expiration", None)
             caught = _captured.get()

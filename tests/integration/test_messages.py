@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pytest
@@ -136,21 +137,26 @@ class TestCopies:
 
 @on("redis-postgres", fixture="running")
 class TestSameId:
-    def test_a_second_send_is_dropped_while_the_first_lives_and_runs_after_it(self, running: Bench) -> None:
+    @pytest.mark.parametrize("by_name", [False, True])
+    def test_a_second_send_is_dropped_while_the_first_lives_and_runs_after_it(
+        self, running: Bench, by_name: bool
+    ) -> None:
         doze = running.project.doze
-        first = doze.apply_async((1, 3600), task_id="of-my-own")
+        own = f"of-my-own-{by_name}"
+        send = partial(doze.app.send_task, doze.name) if by_name else doze.apply_async
+        first = send((1, 3600), task_id=own)
         wait_until_asleep(running, first)
-        doze.apply_async((2, 3600), task_id="of-my-own")
-        running.wait_for(lambda: dropped(running, "of-my-own") == 1, message="the second is dropped")
+        send((2, 3600), task_id=own)
+        running.wait_for(lambda: dropped(running, own) == 1, message="the second is dropped")
         lines = running.processes[0].logs().splitlines()
-        assert [" WARNING" in line for line in lines if "[of-my-own] dropped: " in line] == [True]
-        running.app().durable.wake("of-my-own")
+        assert [" WARNING" in line for line in lines if f"[{own}] dropped: " in line] == [True]
+        running.app().durable.wake(own)
         assert first.get(timeout=15) == 1
-        wait_for_status(running, "of-my-own", "succeeded")
+        wait_for_status(running, own, "succeeded")
 
-        third = doze.apply_async((3, 1.2), task_id="of-my-own")
-        running.wait_for(lambda: running.witness.count("of-my-own", "woken") == 2)
-        ended = wait_for_status(running, "of-my-own", "succeeded")
+        third = send((3, 1.2), task_id=own)
+        running.wait_for(lambda: running.witness.count(own, "woken") == 2)
+        ended = wait_for_status(running, own, "succeeded")
         assert ended.token == 4, "tokens only grow"
         assert len(ended.journal) == 1
         assert third.id == first.id

@@ -12,8 +12,9 @@ from celery.events.dispatcher import EventDispatcher
 from kombu import Queue
 
 from celery_durable.capture import capturing, due_at, is_capturing
-from celery_durable.message import HEADER, capture, mark_send, publish_arguments
+from celery_durable.message import HEADER, capture, mark_of, mark_send, publish_arguments
 from celery_durable.records import Due, Outgoing, Status
+from celery_durable.task import DurableTask
 
 # The last one is the broker's own limit, which a row must not bring back.
 PER_SEND = {"delivery_tag", "delivery_info", "expiration"}
@@ -124,6 +125,22 @@ def test_no_broker_is_needed():
         app.send_task("proj.elsewhere", (1,))
 
     assert names_of(caught) == ["proj.elsewhere"]
+
+
+def test_each_send_of_a_durable_task_by_its_name_is_marked_as_one_of_its_own(app):
+    @app.task(base=DurableTask, name="proj.durable", shared=False)
+    def durable():
+        return None
+
+    with capturing() as caught:
+        app.send_task("proj.durable", headers={"tenant": "a"})
+        app.send_task("proj.durable", headers=mark_send({"tenant": "a"}, "given"))
+        app.send_task("proj.add")
+
+    first, second, plain = (mark_of(item.headers).get("send_id") for item in caught)
+    assert first
+    assert (second, plain) == ("given", None)
+    assert [item.headers.get("tenant") for item in caught] == ["a", "a", None]
 
 
 # -- as it would have been sent --------------------------------------------------------------------
