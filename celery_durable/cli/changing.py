@@ -75,7 +75,7 @@ def wake(ctx: click.Context, **options: Any) -> None:
 @click.command(cls=DurableCommand)
 @_arguments
 @click.option(
-    "--until", type=instant, metavar="TIME", help="To this time (2026-03-01T09:00), or span from now (2h)."
+    "--until", type=instant, metavar="TIME", help="To this time (2030-03-01T09:00), or span from now (2h)."
 )
 @click.option(
     "--by", type=span, metavar="SPAN", help="By this span from each one's own time: 30s, 5m, 1h, -2d."

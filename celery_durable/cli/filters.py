@@ -31,7 +31,7 @@ _OPTIONS = (
         "--due-before",
         type=instant,
         metavar="TIME",
-        help="Due before this time (2026-03-01T09:00) or span from now (2h).",
+        help="Due before this time (2030-03-01T09:00) or span from now (2h).",
     ),
     click.option("--due-after", type=instant, metavar="TIME", help="Due after this time or span from now."),
     click.option("--owner", metavar="OWNER", help="Run by this owner: a node name, or the beginning of one."),

@@ -44,7 +44,7 @@ def instant(text: str) -> datetime | timedelta:
         found = None
     if found is None:
         raise click.BadParameter(
-            f"{text!r} is no time; write 2026-03-01, 2026-03-01T09:00, 2026-03-01T09:00:00+01:00, or a span"
+            f"{text!r} is no time; write 2030-03-01, 2030-03-01T09:00, 2030-03-01T09:00:00+01:00, or a span"
             " from now such as 2h"
         )
     return found
