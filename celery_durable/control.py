@@ -12,7 +12,7 @@ from celery.app.task import Context
 from celery.utils.functional import maybe_list
 from kombu.utils.imports import symbol_by_name
 
-from celery_durable.errors import DurableError
+from celery_durable.errors import DurableError, StoreUnavailable
 from celery_durable.logs import about
 from celery_durable.message import headers_of
 from celery_durable.points import Point, reached
@@ -53,6 +53,8 @@ class DurableControl(Control):
             _cancel(self.app, [i for i in maybe_list(task_id) or () if flaw_of_id(i) is None])
         except DurableError as error:
             failure = error
+            if isinstance(error, StoreUnavailable):
+                error.broke_off("a revoke")
         reply = super().revoke(task_id, destination, terminate, signal, **kwargs)
         if failure is not None:
             raise failure

@@ -32,12 +32,13 @@ from kombu.exceptions import OperationalError
 
 Place = Literal["outside a run", "inside a step", "in another thread", "inside an open database transaction"]
 
-During = Literal["a run", "a send", "a start", "a command"]
+During = Literal["a run", "a send", "a revoke", "a start", "a command"]
 
 #: What is to be done when the database is away, by what has been broken off.
 _AFTER: dict[str, str] = {
     "a run": "Nothing is lost, and the work goes on when it answers again.",
     "a send": "The task was not sent: send it again, with the same task_id if it must not run twice.",
+    "a revoke": "The workers that are up were told, and may forget: revoke it again.",
     "a start": "This process does not start: start it again when the database answers.",
     "a command": "Give the command again when it answers.",
 }

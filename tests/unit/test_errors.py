@@ -15,6 +15,7 @@ EXAMPLES = [
     errors.ConfigurationError("durable_x is wrong", "durable_y is wrong"),
     errors.StoreUnavailable("connection refused"),
     errors.StoreUnavailable("connection refused", "a send"),
+    errors.StoreUnavailable("connection refused", "a revoke"),
     errors.LoginRefused("no such database"),
     errors.WrongTables("no such column: crashes"),
     errors.LeaseLost("id-1", 7, "another worker owns it"),
