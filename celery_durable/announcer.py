@@ -101,22 +101,21 @@ class Announcer:
             sender=self._task, task_id=self._lease.task_id, token=self._lease.token, reason=reason
         )
 
-    def stopped(self) -> bool:
-        """The run was taken from its worker: ``task_revoked``, as for any task that is stopped. True once.
+    def stopped(self) -> None:
+        """The run was taken from its worker: ``task_revoked``, once, as for any task that is stopped.
 
         Never ``REVOKED`` in the result store: the task goes on elsewhere. Of a cancel tells the worker that
         delivers it.
         """
         if not self._is_first("stopped"):
-            return False
+            return
         if self.taker is not None and self.taker.kind == OutcomeKind.CANCELLED:
-            return True
+            return
         celery_signals.task_revoked.send(
             sender=self._task, request=self.request, terminated=True, signum=None, expired=False
         )
         fields = {"terminated": True, "signum": None, "expired": False}
         send_task_event(self._task, "task-revoked", self._lease.task_id, **fields)
-        return True
 
     def set_aside(self, divergence: ReplayDivergence) -> None:
         """The code does not fit the journal: the task waits until somebody releases it."""
@@ -140,8 +139,12 @@ class Announcer:
         except StoreUnavailable:
             return
         self.taker = outcome
-        if outcome is not None:
+        if outcome is None:
+            return
+        try:
             self.store_outcome(outcome)
+        except Exception as error:  # noqa: BLE001 - out of here it would be told as the failure of a lost run
+            self._log(logging.WARNING, "has an outcome that could not be stored again: %s", error)
 
     def store_outcome(self, outcome: Outcome) -> None:
         """Store the state and result of an outcome, and tell nobody else."""

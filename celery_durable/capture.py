@@ -166,6 +166,11 @@ class DurableAMQP(AMQP):
                 return send(producer, name, message, **options)
             _check(name, message)
             options |= {"event_dispatcher": _SilentDispatcher(), "retry": False}
-            return send(CapturingProducer(name, caught), name, message, **options)
+            # What a receiver of its signals (``before_task_publish``) sends is a message of its own.
+            token = _captured.set(None)
+            try:
+                return send(CapturingProducer(name, caught), name, message, **options)
+            finally:
+                _captured.reset(token)
 
         return send_task_message

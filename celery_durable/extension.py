@@ -54,7 +54,7 @@ class Durable(Operations):
     def __init__(self, app: Celery | None = None, **settings: object) -> None:
         self._overrides = settings
         self._runtime: Runtime | None = None
-        self._lock = threading.Lock()
+        self._lock, self._lock_of = threading.Lock(), os.getpid()
         self._limits: dict[str, TaskSettings] = {}
         self.worker: WorkerSide | None = None
         self.app: Celery = None  # type: ignore[assignment]
@@ -172,8 +172,9 @@ class Durable(Operations):
         """What this process has; another one after a fork."""
         runtime = self._runtime
         if runtime is None or runtime.pid != os.getpid():
-            if runtime is not None:
-                self._lock = threading.Lock()
+            if self._lock_of != os.getpid():
+                # Inherited over a fork, it may be held by a thread that is not here.
+                self._lock, self._lock_of = threading.Lock(), os.getpid()
             with self._lock:
                 if self._runtime is runtime:
                     self._runtime = self._new_runtime()

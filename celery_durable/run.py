@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +44,12 @@ from celery_durable.shield import Shield
 from celery_durable.silence import Silence
 
 logger = logging.getLogger(__name__)
+
+#: What asyncio lets out of a body beside exceptions. A group may hold a sleep of ours, or an interrupt.
+STRAY: tuple[type[BaseException], ...] = (
+    asyncio.CancelledError,
+    *filter(None, [getattr(builtins, "BaseExceptionGroup", None)]),
+)
 
 _claimed_run: ContextVar[TaskRun | None] = ContextVar("celery_durable_claimed", default=None)
 
@@ -101,6 +109,8 @@ class TaskRun:
         #: True when the task has handed its id over to another (``replace``).
         self.replaced = False
         self.entered = False
+        #: True when a hook before the body wants the task to come back (``Reject(requeue=True)``).
+        self.asks_again = False
         #: Set when nothing of the run is left to do.
         self.over = threading.Event()
         #: The greenlet of the run, where the pool has greenlets.
@@ -170,6 +180,9 @@ class TaskRun:
         try:
             with self.around_body():
                 return self.shield.run(body)
+        except STRAY as error:
+            # It is no Exception: Celery's tracer would let it pass untold, while the row goes on.
+            raise RuntimeError(f"the body was left by {error!r:.400}") from error
         finally:
             current_run.reset(token)
 
@@ -330,9 +343,12 @@ class TaskRun:
 
     def tell_stopped(self) -> None:
         """Tell, once, of a run that is taken from its worker because its lease is lost."""
+        if self.report_loss is not None:
+            # Before anything that waits for a server: its process may be about to be killed.
+            report, self.report_loss = self.report_loss, None
+            report()
         self.announcer.lost()
-        if self.announcer.stopped() and self.report_loss is not None:
-            self.report_loss()
+        self.announcer.stopped()
 
     def dispose(self) -> None:
         """Nothing of the run is left to do."""

@@ -19,10 +19,6 @@ logger = logging.getLogger(__name__)
 #: Seconds to wait for another thread of this process that is sending.
 TURN_TIMEOUT = 1.0
 
-# Publishers inherited over a fork. py-amqp shuts a socket down when it is collected, and this one is the
-# parent's.
-_inherited: list[Publisher] = []
-
 
 class Sender:
     """One broker connection per process, used by one thread at a time."""
@@ -31,18 +27,17 @@ class Sender:
         self._app = app
         self._store = store
         self._resend_delay = resend_delay
-        self._pid = 0
-        self._publisher: Publisher | None = None
-        self._turn = threading.Lock()
+        # By process. py-amqp shuts a socket down when it is collected, and one that was inherited over a fork
+        # is the parent's: it is kept. Two threads that come first together get the same one.
+        self._publishers: dict[int, tuple[Publisher, threading.Lock]] = {}
 
     def send(self, outgoing: Sequence[Outgoing]) -> None:
         """Publish, and note what was confirmed. What is left over becomes due for the scheduler."""
-        self._enter_process()
-        if not self._turn.acquire(timeout=TURN_TIMEOUT):
+        publisher, turn = self._own()
+        if not turn.acquire(timeout=TURN_TIMEOUT):
             return
         try:
-            assert self._publisher is not None
-            published = self._publisher.publish(outgoing)
+            published = publisher.publish(outgoing)
             reached(Point.FOLLOWERS_SENT)
             if published.sent:
                 self._store.due.confirm(published.sent, self._resend_delay())
@@ -50,13 +45,15 @@ class Sender:
         except StoreUnavailable as error:
             # Their rows are due again in ten seconds: a durable one is then refused as a duplicate.
             logger.warning("Followers were sent but not noted: %s", error)
+        except Exception:
+            # They are rows. The task has ended, and must not fail for this.
+            logger.exception("Followers are left to the scheduler")
         finally:
-            self._turn.release()
+            turn.release()
 
-    def _enter_process(self) -> None:
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._turn = threading.Lock()
-            if self._publisher is not None:
-                _inherited.append(self._publisher)
-            self._publisher = Publisher(self._app)
+    def _own(self) -> tuple[Publisher, threading.Lock]:
+        """Those of this process."""
+        own = self._publishers.get(os.getpid())
+        if own is None:
+            own = self._publishers.setdefault(os.getpid(), (Publisher(self._app), threading.Lock()))
+        return own

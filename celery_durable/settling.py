@@ -62,7 +62,7 @@ def _settle(run: TaskRun, state: str | None) -> None:
     elif not run.entered and state == states.FAILURE and run.told:
         # It failed before its body began (a hook raised), and Celery has told so.
         _finish(run, Status.FAILED)
-    elif not run.entered and state in (states.IGNORED, states.REJECTED):
+    elif not run.entered and state in (states.IGNORED, states.REJECTED) and not run.asks_again:
         _finish(run, Status.SUCCEEDED)
     else:
         _hand_back(run)

@@ -148,6 +148,7 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
         with claimed(run):
             traced = trace(*arguments)
         state = states.SUCCESS if traced.info is None else traced.info.state
+        run.asks_again = traced.info is not None and getattr(traced.info.retval, "requeue", False)
     except Reject as reject:
         # From a hook, or because the outcome could not be told: the row brings the task back by itself.
         # Left to Celery, the main process would store a failure for it.

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two tries to interrupt the same run: a ``finally`` or a bare ``except`` may go on.
 AGAIN = 1.0
+#: Seconds to wait for what is told of a run before its process kills itself.
+TELLING_TIME = 1.0
 #: Seconds between two reports of a run that cannot be stopped.
 REPORT_EVERY = 60.0
 #: Ignored by default, used by neither Celery nor Python. None on a system that has none such.
@@ -90,7 +92,10 @@ class Interrupter:
     def _kill(self, run: Interruptible) -> None:
         if not run.shield.in_body:
             return
-        run.tell_stopped()
+        # A broker that hangs must not keep alive what the kill is for.
+        telling = threading.Thread(target=run.tell_stopped, name="durable-telling", daemon=True)
+        telling.start()
+        telling.join(TELLING_TIME)
         with run.shield.frozen() as in_body:
             # Held by the lock: the process cannot have gone on to its next task meanwhile.
             if in_body:

@@ -12,7 +12,7 @@ from celery.app.task import Context
 
 from celery_durable.announcer import Announcer
 from celery_durable.lease import Lease
-from celery_durable.records import LeaseKey
+from celery_durable.records import LeaseKey, Outcome, OutcomeKind
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -120,3 +120,23 @@ def test_so_does_a_receiver_of_the_signal():
     finally:
         signals.task_success.disconnect(receive)
     assert not has_audience()
+
+
+# -- a run that was refused ------------------------------------------------------------------------
+
+
+def test_an_outcome_that_cannot_be_stored_again_is_a_line_in_the_log(caplog):
+    class Away:
+        def store_result(self, *_, **__):
+            raise ConnectionError("no store")
+
+    outcome = Outcome(OutcomeKind.QUARANTINED, "died too often")
+    leases = SimpleNamespace(lost_to=lambda key: outcome)
+    runtime = SimpleNamespace(store=SimpleNamespace(leases=leases), outcome_codec=None)
+    task = SimpleNamespace(name="proj.nap", backend=Away(), ignore_result=False)
+    announcer = Announcer(task, Lease(LeaseKey("id", "celery@host:1:abc", 1), 60.0, 10.0), runtime)
+
+    announcer.refused()
+
+    assert announcer.taker == outcome
+    assert "could not be stored again: no store" in caplog.text

@@ -109,6 +109,23 @@ def test_a_block_inside_a_block_has_its_own_catch(add):
     assert [body_of(item)[0] for item in outer] == [[2]]
 
 
+@pytest.mark.parametrize("signal", [signals.before_task_publish, signals.after_task_publish])
+def test_what_a_receiver_of_a_signal_sends_is_not_caught(app, add, inbox, signal):
+    def audit(sender, **_):
+        if sender == "proj.add":
+            app.send_task("proj.audit", (sender,))
+
+    signal.connect(audit)
+    try:
+        with capturing() as caught:
+            add.apply_async((1,), task_id="id")
+    finally:
+        signal.disconnect(audit)
+
+    assert names_of(caught) == ["proj.add"]
+    assert [message.headers["task"] for message in inbox()] == ["proj.audit"]
+
+
 def test_an_error_in_the_block_ends_the_capturing(add, inbox):
     with pytest.raises(ZeroDivisionError), capturing():
         raise ZeroDivisionError
