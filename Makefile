@@ -14,8 +14,8 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
-# pytest-xdist processes: twice as many as a small machine has cores, because most of our tests wait.
-WORKERS ?= 4
+# pytest-xdist processes: one more than a small machine has cores, because most of our tests wait.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 # For one test: make test ARGS='-k name'
 ARGS ?=
