@@ -138,7 +138,7 @@ def _check(task_name: str, message: Any) -> None:
 
 
 def _marked(message: Any) -> Any:
-    """With the mark of a new send, also where the task is sent by its name (``send_task``)."""
+    """With the mark of a new send, unless it has one: a chord's body has, and the successor of a task."""
     if mark_of(message.headers):
         return message
     return message._replace(headers=mark_send(message.headers, uuid()))

@@ -173,9 +173,10 @@ class DurableTask(_Task[P, R_co]):
             return self._retry_of(own, args, kwargs, task_id, options)
         if not mark_of(options.get("headers") or {}):
             send_id = body_send_id(task_id)
-            options["headers"] = mark_send(options.get("headers"), send_id or uuid())
-            if send_id is not None and not is_capturing():
-                return self._send_body(durable, args, kwargs, task_id, options)
+            if send_id is not None:
+                options["headers"] = mark_send(options.get("headers"), send_id)
+                if not is_capturing():
+                    return self._send_body(durable, args, kwargs, task_id, options)
         due = self._due(options)
         if due is None or not durable.limits(self).eta:
             return super().apply_async(args, kwargs, task_id=task_id, **options)

@@ -41,15 +41,16 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 class TurnCursor(sqlite3.Cursor):
-    """A cursor of a connection that takes turns."""
+    """A cursor of a connection that takes turns.
+
+    ``executemany`` takes none: outside of a transaction the rows before the one that has to wait are written
+    already, and inside of one it never waits.
+    """
 
     connection: TurnTaker
 
     def execute(self, *arguments: Any) -> Any:
         return self.connection.in_turn(lambda: super(TurnCursor, self).execute(*arguments))
-
-    def executemany(self, *arguments: Any) -> Any:
-        return self.connection.in_turn(lambda: super(TurnCursor, self).executemany(*arguments))
 
 
 class TurnTaker(sqlite3.Connection):
