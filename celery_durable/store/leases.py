@@ -102,8 +102,11 @@ class Leases:
             context.nearer(Due(seconds=delay))
         return released
 
-    def make_due(self, task_id: str) -> bool:
-        """Take back the wake that is on its way, if one is: its worker will not claim it."""
+    def make_due(self, task_id: str, delay: float = 0.0) -> bool:
+        """Take back the wake that is on its way, if one is: its worker will not claim it.
+
+        The execution is due ``delay`` seconds from now.
+        """
         context, executions = self._context, self._executions
         with context.database.statements() as connection:
             changed = connection.execute(
@@ -114,9 +117,11 @@ class Leases:
                     executions.c.sends > 0,
                     executions.c.wake_at.is_not(None),
                 )
-                .values(sends=0, wake_at=context.now(), updated_at=context.now())
+                .values(sends=0, wake_at=context.now(delay), updated_at=context.now())
             )
-            return changed.rowcount == 1
+        if changed.rowcount:
+            context.nearer(Due(seconds=delay))
+        return changed.rowcount == 1
 
     def mark_draining(self, keys: Sequence[LeaseKey]) -> int:
         """Note that the worker of these leases was told to stop: if it dies now, that is no crash."""

@@ -46,6 +46,7 @@ class Book:
         if request is None:
             logger.debug("Delivery %d is not open any more", number)
             return
+        request.is_adopted = False
         key = LeaseKey(request.id, owner, token) if token else None
         try:
             _hear(request, verdict, key)

@@ -18,6 +18,10 @@ from celery_durable.worker.unread import keep_unread
 
 logger = logging.getLogger(__name__)
 
+#: Seconds after which a consumer that was cancelled is given nothing any more. kombu on Redis has a question
+#: on its way for a second (``brpop_timeout``), and whatever answers it is lost.
+LAST_POLL = 2.0
+
 
 class DurableConsumer(Consumer):
     """Celery's consumer; what is not durable goes the usual way."""
@@ -37,6 +41,19 @@ class DurableConsumer(Consumer):
                 handle(message)
 
         return on_task_received
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        """As Celery's, which then drops what waits for its turn."""
+        super().on_connection_error_after_connected(exc)
+        side = self.app.durable.worker
+        side.make_due(side.adopted())
+
+    def stop(self) -> None:
+        """As Celery's, which drops what waits for its turn."""
+        side = self.app.durable.worker
+        waiting = side.adopted()
+        super().stop()
+        side.make_due(waiting, LAST_POLL)
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         headers = message.headers

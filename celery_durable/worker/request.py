@@ -58,6 +58,8 @@ class DurableRequest(Request):
     lease_key: LeaseKey | None = None
     #: True when the run is over for the main process.
     is_over = False
+    #: True when a row was made of its message, and nothing was heard of a claim since.
+    is_adopted = False
     #: True when the lease is lost and the run is being stopped: if that takes its process, it is no crash.
     is_lost = False
     #: How to stop its run, if there will be one. Before that there is none: the claim at work may be that of
@@ -116,6 +118,11 @@ class DurableRequest(Request):
         return not (self.acknowledged or self._may_acknowledge or self.is_over)
 
     @property
+    def waits_as_row(self) -> bool:
+        """Whether it waits for its turn here, while its row says that the wake is on its way."""
+        return self.is_adopted and self.acknowledged and not self.is_over
+
+    @property
     def holds_lease(self) -> bool:
         """Whether its run is on, as far as the main process knows."""
         return self.lease_key is not None and not self.is_over
@@ -126,6 +133,8 @@ class DurableRequest(Request):
         What a claim would do to the tables, without running anything. The job stays with the pool and
         claims the row when its turn comes; if this worker dies first, the scheduler sends it again.
         """
+        # Before the row is there: its job may claim it at once, and be heard by another thread.
+        self.is_adopted = True
         self._durable.store.claims.keep(self.delivery, self._durable.settings.resend_delay)
         reached(Point.MESSAGE_ADOPTED)
         self._acknowledge_now()

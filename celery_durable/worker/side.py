@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -73,6 +75,7 @@ class WorkerSide:
         self.upkeep = Upkeep(self)
         self._thread: PipeThread | None = None
         self._look: Any = None
+        self._consumer: Any = None
         # The runs of this process by delivery number, where its tasks run in the main process.
         self._runs: WeakValueDictionary[int, TaskRun] = WeakValueDictionary()
 
@@ -131,8 +134,29 @@ class WorkerSide:
 
     # -- claims ------------------------------------------------------------------------------------
 
+    @property
+    def prefetch(self) -> int:
+        """How many messages the broker gives the worker before it wants one acknowledged."""
+        count = 0 if self._consumer is None else self._consumer.initial_prefetch_count
+        # Celery's 0 means: no limit.
+        return count or sys.maxsize
+
+    def adopted(self) -> list[str]:
+        """The tasks whose row says that the wake is on its way, while it waits for its turn here."""
+        return [request.id for request in self.book.open_requests() if request.waits_as_row]
+
+    def make_due(self, task_ids: list[str], delay: float = 0.0) -> None:
+        """Have these woken in ``delay`` seconds: Celery has dropped what waited for its turn.
+
+        The broker has kept what was not acknowledged. What was adopted is brought back by nobody before its
+        wake is taken for lost.
+        """
+        for task_id in task_ids:
+            self.upkeep.soon(partial(self.durable.store.leases.make_due, task_id, delay))
+
     def read_claims(self, consumer: Any) -> None:
         """Have the pipe read; called again after each reconnect to the broker."""
+        self._consumer = consumer
         if self.pipe is None:
             return
         if consumer.hub is not None:

@@ -55,9 +55,11 @@ class Upkeep:
         self._thread.start()
 
     def close(self) -> None:
-        """End after what is to be done now."""
+        """Do what is to be done now, and end."""
         self._is_over = True
         self._jobs.put(lambda: None)
+        if self._thread.is_alive():
+            self._thread.join(LAST_WORDS)
 
     def soon(self, job: Job) -> None:
         """Do something with the database; again and again while that is away. In the order of the calls."""
@@ -100,18 +102,20 @@ class Upkeep:
 
     def _run(self) -> None:
         while not self._is_over:
-            self._take_jobs()
+            self._take_jobs(STOPPING_ROUND if self._is_stopping else ROUND)
             try:
                 self._round()
             except StoreUnavailable as error:
                 logger.debug("Upkeep waits for the database: %s", error)
             except Exception:
                 logger.exception("Upkeep failed, and will try again")
+        # What came while the last round was on.
+        self._take_jobs(0.0)
 
-    def _take_jobs(self) -> None:
-        """Wait for jobs, for a round at most, and do what there is."""
+    def _take_jobs(self, timeout: float) -> None:
+        """Wait for jobs, and do what there is."""
         try:
-            self._open_jobs.append(self._jobs.get(timeout=STOPPING_ROUND if self._is_stopping else ROUND))
+            self._open_jobs.append(self._jobs.get(timeout=timeout))
             while True:
                 self._open_jobs.append(self._jobs.get_nowait())
         except queue.Empty:
@@ -147,10 +151,17 @@ class Upkeep:
             self._marked.update(keys)
 
     def _adopt(self) -> None:
+        """Make rows of what has waited long, of one prefetch at most.
+
+        A message that is acknowledged makes room for the next one, so without a limit a worker whose pool is
+        busy would take in the whole queue.
+        """
+        requests = self._side.book.open_requests()
+        room = self._side.prefetch - sum(request.waits_as_row for request in requests)
         patience = monotonic() - ADOPT_AFTER
-        for request in self._side.book.open_requests():
-            if request.is_waiting and request.arrived_at <= patience:
-                request.adopt()
+        late = [request for request in requests if request.is_waiting and request.arrived_at <= patience]
+        for request in late[: max(0, room)]:
+            request.adopt()
 
     def _look_for_scheduler(self) -> None:
         now = monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,6 +68,27 @@ def test_neither_a_long_task_nor_the_one_behind_it_is_too_slow_for_the_broker(
     bench.wait_for(bench.queue_is_empty)
     for complaint in ("PRECONDITION_FAILED", "onnection to broker lost", "dropped: "):
         assert complaint not in worker.logs()
+    assert_no_traceback(bench)
+
+
+@on("redis-postgres")
+def test_what_was_adopted_by_a_worker_that_stops_goes_to_another_one_at_once(bench: Bench) -> None:
+    bench.configure(worker_prefetch_multiplier=1)
+    worker = bench.worker(concurrency=1, env={"LEASES_ADOPT_AFTER": str(ADOPT_AFTER)})
+    bench.beat(wait=False)
+    long = bench.project.work.delay("tick", 10.0)
+    wait_for_step(bench, long, "body")
+    behind = bench.project.work.delay("tick", 0.2)
+    # Not the first resend, which is due in two minutes.
+    assert wait_for_status(bench, behind.id, "scheduled").token == 0
+    bench.wait_for(bench.queue_is_empty, message="what waits is acknowledged too")
+    worker.signal(signal.SIGTERM)
+    bench.wait_for(lambda: "Warm shutdown" in worker.logs(), message="the first worker stops")
+    bench.worker(concurrency=1)
+    assert behind.get(timeout=30) == ["tick", 1]
+    assert tokens_of(bench, behind) == tokens_of(bench, behind, "done") == [1]
+    assert long.get(timeout=30) == ["tick", 1]
+    assert time_of(bench, behind, "done") < time_of(bench, long, "done")
     assert_no_traceback(bench)
 
 

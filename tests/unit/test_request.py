@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from celery_durable.claiming import Verdict
 from celery_durable.records import LeaseKey
+from celery_durable.worker.book import Book
 from celery_durable.worker.request import DurableRequest
 
 KEY = LeaseKey("id", "w@here:1", 1)
@@ -51,3 +53,29 @@ def test_a_claim_that_was_reported_and_not_read_yet_is_read_first():
     request = Terminated(heard=KEY)
     request.terminate(None)
     assert request._stopped == [signal.SIGTERM]
+
+
+class Adopted(DurableRequest):
+    """A request that waits behind others."""
+
+    id = "id"
+    acknowledged = False
+
+    def __init__(self, book: Book) -> None:
+        self.number = book.register(self)
+        self.delivery = None
+        claims = SimpleNamespace(keep=lambda delivery, delay: None)
+        worker = SimpleNamespace(acknowledge=lambda request: setattr(request, "acknowledged", True))
+        self._durable: Any = SimpleNamespace(
+            worker=worker, store=SimpleNamespace(claims=claims), settings=SimpleNamespace(resend_delay=120.0)
+        )
+
+
+def test_what_is_adopted_waits_as_a_row_until_its_claim_is_heard():
+    book = Book()
+    request = Adopted(book)
+    assert (request.is_waiting, request.waits_as_row) == (True, False)
+    request.adopt()
+    assert (request.is_waiting, request.waits_as_row) == (False, True)
+    book.report(request.number, Verdict.CLAIMED, KEY.owner, KEY.token)
+    assert (request.holds_lease, request.waits_as_row) == (True, False)

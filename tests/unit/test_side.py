@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -54,6 +55,36 @@ def has_looked_again(hub: Any, looks: list[float]) -> bool:
     before = len(looks)
     hub.fire_timers()
     return len(looks) > before
+
+
+class Waiting:
+    """A delivery in the main process."""
+
+    def __init__(self, task_id: str, *, waits_as_row: bool) -> None:
+        self.id = task_id
+        self.waits_as_row = waits_as_row
+
+
+class TestWhatWaits:
+    @pytest.mark.parametrize(("count", "prefetch"), [(8, 8), (0, sys.maxsize)])
+    def test_the_prefetch_is_that_of_the_consumer(
+        self, worker_side: WorkerSide, consumer: Any, count: int, prefetch: int
+    ) -> None:
+        consumer.initial_prefetch_count = count
+        worker_side.read_claims(consumer)
+        assert worker_side.prefetch == prefetch
+
+    def test_what_was_adopted_is_due_again_when_celery_forgets_it(self, worker_side: WorkerSide) -> None:
+        made_due: list[tuple[str, float]] = []
+        leases = SimpleNamespace(make_due=lambda *arguments: made_due.append(arguments))
+        worker_side.durable.store = SimpleNamespace(leases=leases)
+        waiting = [Waiting(name, waits_as_row=name != "held") for name in ("one", "held", "two")]
+        for request in waiting:
+            worker_side.book.register(request)  # type: ignore[arg-type]
+        worker_side.make_due(worker_side.adopted(), 2.0)
+        worker_side.upkeep.start()
+        eventually(lambda: made_due == [("one", 2.0), ("two", 2.0)])
+        worker_side.upkeep.close()
 
 
 class TestReconnecting:

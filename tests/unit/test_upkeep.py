@@ -50,10 +50,12 @@ class Request:
         self.lease_key = key
         self.holds_lease = key is not None
         self.adopted = 0
+        self.waits_as_row = False
 
     def adopt(self) -> None:
         self.adopted += 1
         self.is_waiting = False
+        self.waits_as_row = True
 
 
 class Side:
@@ -61,6 +63,7 @@ class Side:
 
     def __init__(self) -> None:
         self.book = Book()
+        self.prefetch = 4
         self.drained = 0
         self.leases = Leases()
         self.schedule = Schedule()
@@ -162,6 +165,25 @@ class TestJobs:
         blocked.set()
         eventually(lambda: done == ["one", "two"])
 
+    @pytest.mark.timeout(10)
+    def test_what_comes_during_the_last_round_is_done_before_the_worker_ends(
+        self, side: Side, new: New
+    ) -> None:
+        is_in_round, goes_on, done = threading.Event(), threading.Event(), []
+
+        def drain() -> None:
+            is_in_round.set()
+            goes_on.wait(5)
+
+        side.drain = drain  # type: ignore[method-assign]
+        keeper = new(side)
+        keeper.start()
+        assert is_in_round.wait(5)
+        keeper.soon(lambda: done.append("the last one"))
+        threading.Timer(0.01, goes_on.set).start()
+        keeper.close()
+        assert done == ["the last one"]
+
 
 class TestStopping:
     def test_leases_are_marked_once_also_those_that_come_later(self, side: Side, new: New) -> None:
@@ -206,6 +228,20 @@ class TestRounds:
         side.drained = 0
         eventually(lambda: side.drained > 2)
         assert (waits.adopted, runs.adopted) == (1, 0)
+
+    def test_one_prefetch_of_messages_is_adopted_and_the_others_when_those_have_had_their_turn(
+        self, side: Side, new: New, clock: SimpleNamespace
+    ) -> None:
+        waiting = [side.add(Request(clock.now)) for _ in range(6)]
+        keeper = new(side)
+        keeper.start()
+        clock.now += upkeep.ADOPT_AFTER
+        eventually(lambda: [request.adopted for request in waiting] == [1, 1, 1, 1, 0, 0])
+        side.drained = 0
+        eventually(lambda: side.drained > 2)
+        assert sum(request.adopted for request in waiting) == 4
+        waiting[1].waits_as_row = False
+        eventually(lambda: [request.adopted for request in waiting] == [1, 1, 1, 1, 1, 0])
 
     @pytest.mark.parametrize("seconds", [None, 61.0])
     def test_without_a_scheduler_for_a_minute_it_warns_once(
