@@ -180,6 +180,9 @@ class TaskRun:
         try:
             with self.around_body():
                 return self.shield.run(body)
+        except Exception:
+            # Also a group of exceptions only, which is both.
+            raise
         except STRAY as error:
             # It is no Exception: Celery's tracer would let it pass untold, while the row goes on.
             raise RuntimeError(f"the body was left by {error!r:.400}") from error

@@ -120,6 +120,9 @@ class Queries:
             self._rows(waiting, (columns.wake_at, columns.task_id), limit, offset), 1
         ):
             yield execution
+        if chosen.statuses and Status.LIVE.issuperset(chosen.statuses):
+            # Every live row has a time. To find that there is no other would be to read all that have ended.
+            return
         if limit is not None:
             limit -= count
         if offset:

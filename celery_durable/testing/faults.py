@@ -118,15 +118,19 @@ def lose_lease_of(run: TaskRun) -> None:
     run.lease.mark_lost("another worker or an operator has taken the task")
 
 
+#: The ways of a statement into a database.
+WAYS_IN = ("statements", "execute", "transaction")
+
+
 def guard(database: Any, may_write: Callable[[], None]) -> None:
     """Let no statement through from a process that is dead."""
-    for name in ("statements", "transaction"):
+    for name in WAYS_IN:
         setattr(database, name, _guarded(getattr(database, name), may_write))
 
 
-def _guarded(enter: Callable[[], Any], may_write: Callable[[], None]) -> Callable[[], Any]:
-    def enter_alive() -> Any:
+def _guarded(enter: Callable[..., Any], may_write: Callable[[], None]) -> Callable[..., Any]:
+    def enter_alive(*arguments: Any, **options: Any) -> Any:
         may_write()
-        return enter()
+        return enter(*arguments, **options)
 
     return enter_alive

@@ -121,25 +121,31 @@ class Interrupter:
 
 
 class SignalDelivery:
-    """Prefork and solo: the task runs in the main thread, and a signal ends even a blocked call."""
+    """Prefork and solo: the task runs in the main thread, and a signal ends even a blocked call.
+
+    Not so where a whole worker runs in another thread, as Celery's own for tests does: there it is
+    interrupted as in a pool of threads.
+    """
 
     def __init__(self) -> None:
         self._target: Interruptible | None = None
         self._pid = 0
 
     def install(self) -> None:
-        """Set the handler; must be called in the main thread of the process that runs tasks."""
-        if self._pid != os.getpid() and INTERRUPT_SIGNAL is not None:
+        """Set the handler; called in the thread that runs tasks."""
+        if self._pid != os.getpid() and INTERRUPT_SIGNAL is not None and _is_main(threading.get_ident()):
             signal.signal(INTERRUPT_SIGNAL, self._handle)
             self._pid = os.getpid()
 
     def __call__(self, run: Interruptible) -> bool:
         if INTERRUPT_SIGNAL is None:
             return deliver_to_nobody(run)
+        if not _is_main(run.shield.thread_id):
+            return deliver_to_thread(run)
         if not run.shield.in_body:
             return False
         self._target = run
-        signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT_SIGNAL)
+        signal.pthread_kill(run.shield.thread_id, INTERRUPT_SIGNAL)
         return True
 
     def _handle(self, signum: int, frame: Any) -> None:
@@ -147,6 +153,10 @@ class SignalDelivery:
         # Asked here, in the run's own thread: what the shield says now holds until we return.
         if run is not None and run.shield.request(LeaseInterrupt):
             raise LeaseInterrupt
+
+
+def _is_main(thread_id: int) -> bool:
+    return thread_id == threading.main_thread().ident
 
 
 class _Withdrawn(BaseException):

@@ -46,6 +46,7 @@ class DurableRequest(Request):
     """
 
     # Celery's own, which its type stubs leave out.
+    _already_revoked: bool
     _app: Any
     _apply_result: Any
     _decoded: bool
@@ -232,7 +233,6 @@ class DurableRequest(Request):
         verdicts = self._durable.store.verdicts
         # Before what its child's death will have written, and after that of a canceller who had the database.
         self._durable.worker.upkeep.soon(lambda: verdicts.cancel([self.id], REASON))
-        self._already_revoked = True
         self._durable.worker.drain()
         self._stop_on_claim = pool, signals.signum(signal or TERM_SIGNAME)
         if self.holds_lease:

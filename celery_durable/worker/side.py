@@ -76,6 +76,8 @@ class WorkerSide:
         self._thread: PipeThread | None = None
         self._look: Any = None
         self._consumer: Any = None
+        # The thread of the event loop.
+        self._loop: threading.Thread | None = None
         # The runs of this process by delivery number, where its tasks run in the main process.
         self._runs: WeakValueDictionary[int, TaskRun] = WeakValueDictionary()
 
@@ -156,7 +158,7 @@ class WorkerSide:
 
     def read_claims(self, consumer: Any) -> None:
         """Have the pipe read; called again after each reconnect to the broker."""
-        self._consumer = consumer
+        self._consumer, self._loop = consumer, threading.current_thread()
         if self.pipe is None:
             return
         if consumer.hub is not None:
@@ -191,7 +193,7 @@ class WorkerSide:
         with self.answering:
             if request.acknowledged:
                 return
-            if self.pool == SOLO and threading.current_thread() is threading.main_thread():
+            if self.pool == SOLO and threading.current_thread() is self._loop:
                 # Celery would queue it for the event loop, which is busy with the task.
                 request.message.ack_log_error(logger, request.connection_errors)
                 request.acknowledged = True

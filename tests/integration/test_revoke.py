@@ -87,6 +87,20 @@ class TestOneTask:
         assert_revoked(live, result)
         assert live.project.quick.delay(7).get(timeout=20) == 7
 
+    def test_waiting_behind_others_and_to_be_stopped_at_once(self, live: Bench) -> None:
+        """There is nothing to stop: it is told when its turn comes."""
+        others = [live.project.waits.delay(1) for _ in range(2)]
+        for other in others:
+            seen(live, other.id, "body")
+        result = live.project.waits.delay(1)
+        inspect = live.app().control.inspect(timeout=1)
+        live.wait_for(lambda: result.id in str(inspect.reserved()), message="the worker holds it")
+        result.revoke(terminate=True)
+        for other in others:
+            live.project.did(other.id, "go")
+        assert_revoked(live, result)
+        assert live.witness.count(result.id, "body") == 0
+
     def test_running_and_to_be_stopped_after_all(self, live: Bench) -> None:
         """The first revoke lets the body go on; its claim has come and gone when the second one comes."""
         result = live.project.waits.delay(1)

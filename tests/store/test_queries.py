@@ -27,6 +27,7 @@ from tests.store.states import (
     set_aside,
     wait_for_retry,
 )
+from tests.store.tables import Statements
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -104,6 +105,16 @@ class TestFind:
         for offset in range(8):
             for limit in range(1, 8):
                 assert find(store, limit=limit, offset=offset) == everything[offset : offset + limit]
+
+    @pytest.mark.parametrize(
+        ("statuses", "reads"), [((Status.SLEEPING, Status.RUNNING), 1), ((Status.SUCCEEDED,), 2), ((), 2)]
+    )
+    def test_those_that_have_ended_are_not_read_for_one_that_lives(
+        self, store: Store, statuses: tuple[str, ...], reads: int
+    ) -> None:
+        end(store, "ended")
+        chosen = Filter(statuses=statuses)
+        assert Statements(store).during(lambda: find(store, chosen, limit=20)) == ["SELECT"] * reads
 
     @pytest.mark.usefixtures("small_pages")
     def test_rows_of_one_due_time_are_each_seen_once(self, store: Store) -> None:

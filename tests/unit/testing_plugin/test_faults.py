@@ -6,8 +6,10 @@ import pytest
 
 from celery_durable import DurableTask, LeaseLost, TaskQuarantined, current_lease, sleep, step
 from celery_durable.points import Point
+from celery_durable.store.engine import Database
 from celery_durable.testing import DurableClock
 from celery_durable.testing.app import durable_app as new_app
+from celery_durable.testing.faults import WAYS_IN
 
 
 @pytest.fixture
@@ -90,6 +92,31 @@ class TestCrashes:
 
         assert list(durable_clock.journal(result)) == []
         assert durable_app.durable.get(result.id).status == "running"
+
+    def test_no_statement_of_a_dead_run_is_let_through(self, durable_app, durable_clock, did):
+        @durable_app.task(base=DurableTask, name="other")
+        def other():
+            did.append("other")
+
+        @durable_app.task(base=DurableTask, name="deaf")
+        def deaf():
+            try:
+                step(did.append, "work")
+            except BaseException:  # noqa: BLE001 - a body that hears nothing
+                other.apply_async(countdown=5)
+            return "done"
+
+        durable_clock.crash_at(Point.STEP_RAN)
+        result = deaf.delay()
+        durable_clock.drain()
+        durable_clock.advance(seconds=10)
+
+        assert durable_app.durable.get(result.id).status == "running"
+        assert did == ["work"]
+
+    def test_every_way_into_the_database_is_guarded(self):
+        ways = {name for name, value in vars(Database).items() if callable(value) and name[0] != "_"}
+        assert ways - {"dispose"} == set(WAYS_IN)
 
     def test_the_nth_time(self, durable_clock, pay, did):
         durable_clock.crash_at(Point.STEP_RAN, nth=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import sys
 
 import pytest
@@ -28,6 +29,27 @@ def test_a_body_that_is_cancelled_by_asyncio_has_failed_and_does_not_run_again(d
     assert "CancelledError('by the loop')" in str(result.result)
     assert durable_app.durable.get(result.id).status == "failed"
     assert len(runs) == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="ExceptionGroup is of Python 3.11")
+def test_a_group_of_exceptions_is_an_exception(durable_app, durable_clock):
+    group = builtins.ExceptionGroup("two", [ValueError("one"), KeyError("other")])
+    failures = []
+
+    class Heard(DurableTask):
+        def on_failure(self, exc, task_id, args, kwargs, einfo):
+            failures.append(exc)
+
+    @durable_app.task(base=Heard)
+    def gathers():
+        raise group
+
+    result = gathers.delay()
+    durable_clock.propagate = False
+    durable_clock.drain()
+
+    assert result.state == "FAILURE"
+    assert failures == [group]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.TaskGroup is of Python 3.11")
