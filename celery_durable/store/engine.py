@@ -73,6 +73,8 @@ class Database:
         # By process. The sockets of an engine that was inherited over a fork belong to the parent: they are
         # neither used nor closed here, and kept so that the garbage collector does not close them either.
         self._engines: dict[int, Engine] = {}
+        if self._outlives_its_connections:
+            gate.closes(self)
 
     @property
     def dialect_name(self) -> str:
@@ -85,6 +87,12 @@ class Database:
     @property
     def is_in_memory(self) -> bool:
         return self.is_sqlite and self._url.database in (None, "", ":memory:")
+
+    @property
+    def _outlives_its_connections(self) -> bool:
+        """Whether it is a SQLite file. A shared cache in memory ends with its last connection."""
+        is_shared_memory = ":memory:" in self.file or self._url.query.get("mode") == "memory"
+        return self.is_sqlite and not (self.is_in_memory or is_shared_memory)
 
     @property
     def file(self) -> str:

@@ -4,6 +4,11 @@ SQLite keeps its locks on a file in tables of the process. A child that is forke
 a transaction inherits the lock as one that is held, by a connection that nobody in the child will ever
 close: each write of its own is then answered "database is locked", for ever. A worker that replaces a dead
 pool process is just such a parent. So a fork waits for the transactions of its process, which are short.
+
+An idle connection does harm too: it has a shared lock, which says that the file is in use. A connection of
+the child's own would share it by those tables, while to the system the child has none. Whoever closes the
+file next, be it the parent, then takes itself for the last one and deletes the log in which the child goes
+on to commit. So nothing stays open over a fork.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
+from weakref import WeakSet
 
 from celery_durable.clock import monotonic
 
@@ -19,11 +26,18 @@ from celery_durable.clock import monotonic
 PATIENCE = 15.0
 
 
+class Closable(Protocol):
+    """What has connections to a file."""
+
+    def dispose(self) -> None: ...
+
+
 class ForkGate:
-    """Lets threads into transactions, and a fork only when none is in one."""
+    """Lets threads into transactions, and a fork only when none is in one and no connection is open."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
+        self._closables: WeakSet[Closable] = WeakSet()
         self._is_closed = False
         self._inside = 0
         self._own = threading.local()
@@ -32,6 +46,11 @@ class ForkGate:
     def is_closed(self) -> bool:
         """Whether a fork is waiting, or under way."""
         return self._is_closed
+
+    def closes(self, closable: Closable) -> None:
+        """Have the connections of this one closed before each fork."""
+        with self._condition:
+            self._closables.add(closable)
 
     @contextmanager
     def passed(self) -> Iterator[None]:
@@ -61,6 +80,10 @@ class ForkGate:
             self._is_closed = True
             while self._inside > own and (left := until - monotonic()) > 0:
                 self._condition.wait(left)
+            # Closed while it is in use, or hangs, one would be neither here nor there.
+            idle = list(self._closables) if self._inside == 0 else []
+        for closable in idle:
+            closable.dispose()
 
     def open(self) -> None:
         """The fork is done, in its parent."""

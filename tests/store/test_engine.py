@@ -16,7 +16,7 @@ from sqlalchemy import NullPool, exc, make_url, select, text
 
 from celery_durable.errors import LoginRefused, StoreUnavailable, WrongTables
 from celery_durable.records import Claim
-from celery_durable.store import Store
+from celery_durable.store import Store, forks
 from celery_durable.store.engine import Database
 from celery_durable.store.forks import gate
 from tests.nodes import FaultProxy, WaitTimeout, wait_for
@@ -116,8 +116,39 @@ def test_a_child_that_closes_its_connections_leaves_those_of_its_parent_open(sto
     connections = store.database.engine.pool.checkedin()
     in_child(lambda: (store.now(), store.dispose(), store.now())[0])
 
-    assert store.database.engine.pool.checkedin() == connections
+    # With SQLite the parent has closed them itself.
+    assert store.database.engine.pool.checkedin() == (0 if store.database.is_sqlite else connections)
     claimed(store, delivery("after"))
+
+
+@pytest.mark.report("forked-connection")
+def test_what_a_child_writes_outlives_the_connections_that_its_parent_had_at_the_fork(store, tables):
+    """In SQLite's tables the child's connection would share the lock of its parent's, and have none: whoever
+    closes next deletes the log that the child writes to."""
+    claimed(store, delivery("before"))
+    mine, theirs = fork.Pipe()
+
+    def child():
+        claimed(store, delivery("first"))
+        theirs.send("has written")
+        theirs.recv()
+        claimed(store, delivery("second"))
+        theirs.send("has written again")
+        theirs.recv()
+        os._exit(0)
+
+    process = fork.Process(target=child)
+    process.start()
+    assert mine.poll(30)
+    mine.recv()
+    store.dispose()
+    mine.send("go on")
+    assert mine.poll(30)
+
+    found = [row["task_id"] for row in tables.all()]
+    process.kill()
+    process.join()
+    assert found == ["before", "first", "second"]
 
 
 def test_a_child_forked_while_another_thread_is_connecting_does_not_hang(store):
@@ -229,6 +260,32 @@ def test_connect_arguments_of_the_user_are_added_to_ours(postgres_url, timeout, 
     database.dispose()
 
     assert found == ["mine", "1234kB", "UTC", shown]
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///file::memory:?cache=shared&uri=true"])
+def test_a_database_in_memory_outlives_a_fork(url):
+    store = Store(url, namespace="proj")
+    store.upgrade()
+    claimed(store)
+
+    in_child(os.getpid)
+
+    assert len(Tables(store).all()) == 1
+    store.dispose()
+
+
+def test_a_fork_that_waits_no_longer_for_a_thread_closes_nothing(sqlite_url, monkeypatch):
+    """What is open stays so, and the thread finds its connection as it was."""
+    monkeypatch.setattr(forks, "PATIENCE", 0.0)
+    store = Store(sqlite_url, namespace="proj")
+    with store.database.statements():
+        pool = store.database.engine.pool
+        closing = threading.Thread(target=gate.close)
+        closing.start()
+        closing.join(10)
+        gate.open()
+        assert store.database.engine.pool is pool
+    store.dispose()
 
 
 def test_a_database_in_memory_is_one_for_all_threads():
