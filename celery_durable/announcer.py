@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 SLEEPING = "SLEEPING"
 QUARANTINED = "QUARANTINED"
 
+#: Seconds for which what comes after a lost lease waits for the receivers of that signal.
+FIRST_WORD_TIME = 0.5
+
 
 class Announcer:
     """Speaks for one run. ``request`` is Celery's, set when the tracer has made it."""
@@ -37,6 +40,7 @@ class Announcer:
         self._runtime = runtime
         self._lock = threading.Lock()
         self._said: set[str] = set()
+        self._telling: threading.Thread | None = None
 
     @property
     def stores_result(self) -> bool:
@@ -100,6 +104,22 @@ class Announcer:
         signals.lease_lost.send(
             sender=self._task, task_id=self._lease.task_id, token=self._lease.token, reason=reason
         )
+
+    def lost_meanwhile(self) -> None:
+        """As ``lost``, in a thread of its own: a receiver may hang, and the body has to be interrupted."""
+        name = f"durable-telling-{self._lease.task_id}"
+        telling = threading.Thread(target=self.lost, name=name, daemon=True)
+        try:
+            telling.start()
+        except RuntimeError:
+            # None can be had. The run tells it itself when it has stopped.
+            return
+        self._telling = telling
+
+    def let_speak(self) -> None:
+        """Wait for those who are being told of the loss, for a moment: they come first."""
+        if self._telling is not None:
+            self._telling.join(FIRST_WORD_TIME)
 
     def stopped(self) -> None:
         """The run was taken from its worker: ``task_revoked``, once, as for any task that is stopped.

@@ -188,6 +188,8 @@ class TaskRun:
             raise RuntimeError(f"the body was left by {error!r:.400}") from error
         finally:
             current_run.reset(token)
+            # Celery's ``task_postrun`` is next.
+            self.announcer.let_speak()
 
     def _retell(self, outcome: Outcome) -> Any:
         """The run's own end was journaled by an earlier process, which died before it was told."""
@@ -351,6 +353,7 @@ class TaskRun:
             report, self.report_loss = self.report_loss, None
             report()
         self.announcer.lost()
+        self.announcer.let_speak()
         self.announcer.stopped()
 
     def dispose(self) -> None:
@@ -361,11 +364,13 @@ class TaskRun:
         self.heartbeat.on_lost = _nobody
 
     def _on_lost(self, lease: Lease, outcome: Outcome | None) -> None:
-        """Called by the heartbeat's thread."""
+        """Called in a thread of its own."""
         self.announcer.taker = outcome
-        self.announcer.lost()
-        if self.interrupt is not None:
-            self.interrupt(self, outcome)
+        if self.interrupt is None:
+            self.announcer.lost()
+            return
+        self.announcer.lost_meanwhile()
+        self.interrupt(self, outcome)
 
 
 def _nobody(lease: Lease, outcome: Outcome | None) -> None:
