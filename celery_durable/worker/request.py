@@ -161,9 +161,7 @@ class DurableRequest(Request):
             self.reject(requeue=True)
         except Exception as error:  # noqa: BLE001 - a channel that is closed fails in each transport's own way
             # With its connection the broker has got back what was not acknowledged.
-            logger.warning(
-                "%s[%s] is left to the broker: %r", self.name, self.id, error, extra=about(self.name, self.id)
-            )
+            self._log(logging.WARNING, "is left to the broker: %r", error)
 
     def on_lost(self) -> None:
         """The run has lost its lease, and is being stopped."""
@@ -199,9 +197,7 @@ class DurableRequest(Request):
         try:
             self._durable.runtime.store.runs.finish(key, status)
         except StoreUnavailable as error:
-            logger.warning(
-                "%s[%s] is not ended yet: %s", self.name, self.id, error, extra=about(self.name, self.id)
-            )
+            self._log(logging.WARNING, "is not ended yet: %s", error)
 
     # -- revokes of others -------------------------------------------------------------------------
 
@@ -267,12 +263,40 @@ class DurableRequest(Request):
             return None
         self.is_over = True
         if not isinstance(error, _CONTROL):
-            if self.lease_key is None and not return_ok:
-                self._keep_unread(exc_info, error)
+            if not return_ok:
+                self._on_pool_failure(exc_info, error)
                 return None
             # The tracer has told it.
             self._may_acknowledge = True
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+
+    def _on_pool_failure(self, exc_info: Any, error: Any) -> None:
+        """The tracer was left by an error, or what it has answered could not be sent."""
+        key = self.lease_key
+        if key is None:
+            self._keep_unread(exc_info, error)
+        elif self.is_lost or self._durable.worker.is_stopping:
+            # While its worker stops cold, Celery tells of no failure.
+            task_ready(self)
+            self._hand_back(key)
+        else:
+            self._fail_untold(key, exc_info, error)
+
+    def _fail_untold(self, key: LeaseKey, exc_info: Any, error: BaseException) -> None:
+        """A failure that only the pool has seen: it is told when it is in the row, or not at all."""
+        if not isinstance(error, Exception):
+            # Whoever has to tell it again raises it in the tracer, which must not be left by it once more.
+            error = RuntimeError(f"the body was left by {error!r:.400}")
+        taken = self._end_from_here(key, error, f"{type(error).__name__}: {error}"[:500])
+        if taken is None:
+            task_ready(self)
+            self._log(logging.WARNING, "is left to its row, which says what becomes of it: %r", error)
+            # Still held, with an outcome that its process died of telling, as it were; else nothing is done.
+            self._durable.worker.upkeep.soon(lambda: self._recover(key, error))
+            return
+        exc_info.exception, exc_info.type = error, type(error)
+        super().on_failure(exc_info)
+        self._finish(taken, Status.FAILED)
 
     def _keep_unread(self, exc_info: Any, error: Exception) -> None:
         """It failed before its claim, as with a body that the pool process cannot decode."""
@@ -280,9 +304,7 @@ class DurableRequest(Request):
         try:
             has_failed = keep_unread(self._app, self.delivery, self.message, error)
         except StoreUnavailable as unavailable:
-            logger.warning(
-                "%s[%s] goes back: %s", self.name, self.id, unavailable, extra=about(self.name, self.id)
-            )
+            self._log(logging.WARNING, "goes back: %s", unavailable)
             self.on_put_back()
             return
         self._acknowledge_now()
@@ -323,28 +345,8 @@ class DurableRequest(Request):
             self._hand_back(self.lease_key, 1.0)
 
     def _fail_at_limit(self, key: LeaseKey, timeout: float) -> None:
-        runtime = self._durable.runtime
-        payload, _ = runtime.outcome_codec.encode_exception(TimeLimitExceeded(timeout))
-        outcome = Outcome(
-            OutcomeKind.EXCEPTION,
-            f"hard time limit ({timeout:g} s)",
-            payload.data,
-            payload.content_type,
-            payload.content_encoding,
-        )
-        ttl = self._durable.limits(self._task).lease_ttl
         reached(Point.LIMIT_HIT)
-        try:
-            taken = runtime.store.leases.take_from_child(key, runtime.owner, ttl, outcome)
-        except StoreUnavailable as error:
-            logger.warning(
-                "%s[%s] waits for its lease to run out: %s",
-                self.name,
-                self.id,
-                error,
-                extra=about(self.name, self.id),
-            )
-            taken = None
+        taken = self._end_from_here(key, TimeLimitExceeded(timeout), f"hard time limit ({timeout:g} s)")
         if taken is None:
             task_ready(self)
             return
@@ -352,6 +354,24 @@ class DurableRequest(Request):
         super().on_timeout(False, timeout)
         reached(Point.LIMIT_TOLD)
         self._finish(taken, Status.FAILED)
+
+    def _end_from_here(self, key: LeaseKey, error: Exception, reason: str) -> LeaseKey | None:
+        """Write a failure into the row. Returns the lease to tell it under; None: it is not to be told."""
+        runtime = self._durable.runtime
+        payload, _ = runtime.outcome_codec.encode_exception(error)
+        encoding = payload.content_type, payload.content_encoding
+        outcome = Outcome(OutcomeKind.EXCEPTION, reason, payload.data, *encoding)
+        ttl = self._durable.limits(self._task).lease_ttl
+        try:
+            taken: LeaseKey | None = runtime.store.leases.take_from_child(key, runtime.owner, ttl, outcome)
+        except StoreUnavailable as unavailable:
+            self._log(logging.WARNING, "waits for its lease to run out: %s", unavailable)
+            return None
+        return taken
+
+    def _log(self, level: int, text: str, *values: Any) -> None:
+        text = "%s[%s] " + text
+        logger.log(level, text, self.name, self.id, *values, extra=about(self.name, self.id))
 
     def _hand_back(self, key: LeaseKey, delay: float = 0.0) -> None:
         leases = self._durable.runtime.store.leases

@@ -291,6 +291,17 @@ def catches_exceptions(self: Any) -> str:
 # -- ends ----------------------------------------------------------------------------------------
 
 
+class Abort(BaseException):
+    """What no ``except Exception`` catches, Celery's neither: the pool itself reports it."""
+
+
+class Closed(Ignore):
+    """The pool process cannot send it: the pool reports that in its place."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it cannot be pickled")
+
+
 @app.task(base=Watched, bind=True)
 def end_as(self: Any, how: str, seconds: float = 0) -> Any:
     """Come to an end in some way, perhaps after a sleep."""
@@ -303,8 +314,12 @@ def end_as(self: Any, how: str, seconds: float = 0) -> Any:
         raise Unpicklable(7, "no luck")
     if how == "odd value":
         return object()
+    if how == "abort":
+        raise Abort("now")
     if how == "ignore":
         raise Ignore
+    if how == "odd ignore":
+        raise Closed
     if how == "reject":
         raise Reject("not mine", requeue=False)
     return how

@@ -66,6 +66,15 @@ class TestException:
             result.get(timeout=15)
         assert wait_for_status(running, result.id, "failed").token == 2
 
+    def test_what_is_no_exception_and_leaves_the_body_is_a_failure_in_the_row_too(
+        self, running: Bench
+    ) -> None:
+        result = running.project.end_as.delay("abort")
+        with pytest.raises(RuntimeError, match="Abort"):
+            result.get(timeout=15)
+        assert wait_for_status(running, result.id, "failed", timeout=5).owner is None
+        assert running.witness.steps(result.id) == ["body"]
+
     def test_a_value_that_cannot_be_encoded_is_a_failure(self, running: Bench) -> None:
         result = running.project.end_as.delay("odd value")
         with pytest.raises(Exception, match="(?i)json serializable"):
@@ -94,6 +103,13 @@ class TestQuietEnds:
         else:
             assert (plain.state, result.state in ("PENDING", "SLEEPING")) == ("PENDING", True)
         assert running.witness.steps(task_id) == ["body"] * (2 if seconds else 1)
+
+    def test_an_end_that_the_pool_cannot_report_is_no_failure(self, running: Bench) -> None:
+        result = running.project.end_as.delay("odd ignore")
+        wait_for_status(running, result.id, "succeeded")
+        # By then the worker's main process has heard what the pool said.
+        assert running.project.end_as.delay("value", 1.2).get(timeout=15) == "value"
+        assert result.state == "PENDING"
 
     @pytest.mark.parametrize("how", ["requeue", "system exit", "os exit"])
     def test_what_is_no_end_runs_again(self, running: Bench, how: str) -> None:

@@ -1,4 +1,4 @@
-"""What a request does about a terminate, by what is known of its claim."""
+"""What a request does about a terminate, and about a failure, by what is known of its claim."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.pool import MaybeEncodingError
 
 from celery_durable.claiming import Verdict
+from celery_durable.codec import OutcomeCodec
+from celery_durable.errors import StoreUnavailable
 from celery_durable.records import LeaseKey
+from celery_durable.worker import request as request_module
 from celery_durable.worker.book import Book
 from celery_durable.worker.request import DurableRequest
 
@@ -79,3 +83,129 @@ def test_what_is_adopted_waits_as_a_row_until_its_claim_is_heard():
     assert (request.is_waiting, request.waits_as_row) == (False, True)
     book.report(request.number, Verdict.CLAIMED, KEY.owner, KEY.token)
     assert (request.holds_lease, request.waits_as_row) == (True, False)
+
+
+# -- what the pool reports itself --------------------------------------------------------------------
+
+
+class Abort(BaseException):
+    """What the tracer lets out of a body."""
+
+
+class Leases:
+    """The row of one task: held under ``KEY`` or not, with an outcome or not."""
+
+    def __init__(self) -> None:
+        self.is_held = True
+        self.outcome: Any = None
+        self.is_away = False
+        self.calls: list[str] = []
+
+    def take_from_child(self, key: LeaseKey, owner: str, ttl: float, outcome: Any) -> LeaseKey | None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        if not self.is_held or self.outcome is not None:
+            return None
+        self.outcome = outcome
+        self.calls.append("outcome written")
+        return LeaseKey(key.task_id, owner, key.token + 1)
+
+    def recover(self, key: LeaseKey, max_crashes: int | None) -> bool:
+        self.calls.append("recovered")
+        return self.is_held
+
+    def hand_back(self, key: LeaseKey, delay: float) -> bool:
+        self.calls.append("handed back")
+        return self.is_held
+
+    def finish(self, key: LeaseKey, status: str) -> None:
+        self.calls.append(f"{status} under {key.token}")
+
+
+class Claimed(DurableRequest):
+    """A request of which the claim is known."""
+
+    id = "id"
+    name = "proj.task"
+    lease_key = KEY
+    acknowledged = True
+
+    def __init__(self) -> None:
+        self.leases = Leases()
+        upkeep = SimpleNamespace(soon=lambda job: job())
+        self.worker = SimpleNamespace(drain=lambda: None, upkeep=upkeep, is_stopping=False)
+        store = SimpleNamespace(leases=self.leases, runs=self.leases)
+        runtime = SimpleNamespace(store=store, owner="w@here:main", outcome_codec=OutcomeCodec("json"))
+        limits = SimpleNamespace(lease_ttl=60.0, max_crashes=3)
+        self._durable: Any = SimpleNamespace(worker=self.worker, runtime=runtime, limits=lambda task: limits)
+        self._task: Any = SimpleNamespace(name=self.name)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Celery was let tell."""
+    told: list[Any] = []
+
+    def tell(request: Claimed, exc_info: Any, **_: Any) -> None:
+        request.leases.calls.append("told")
+        told.append(exc_info.exception)
+
+    monkeypatch.setattr(request_module.Request, "on_failure", tell)
+    monkeypatch.setattr(request_module, "task_ready", lambda request: None)
+    return told
+
+
+def info_of(error: BaseException) -> Any:
+    """What billiard reports of it."""
+    return SimpleNamespace(exception=error, traceback="", type=type(error))
+
+
+@pytest.mark.parametrize("error", [Abort("now"), RuntimeError("it has no code for that")])
+def test_a_failure_that_only_the_pool_has_seen_is_told_when_it_is_in_the_row(
+    told: list[Any], error: BaseException
+) -> None:
+    request = Claimed()
+    request.on_failure(info_of(error))
+    assert request.leases.calls == ["outcome written", "told", "failed under 2"]
+    (failure,) = told
+    assert isinstance(failure, Exception), "whoever tells it again raises it"
+    assert repr(error) in repr(failure)
+
+
+def test_a_failure_to_report_a_run_that_is_settled_is_not_told(told: list[Any]) -> None:
+    """Its process has parked or ended it, or made it due again."""
+    request = Claimed()
+    request.leases.is_held = False
+    request.on_failure(info_of(MaybeEncodingError("no", "value")))
+    assert (request.leases.calls, told) == (["recovered"], [])
+    assert request.is_over
+
+
+def test_a_failure_after_another_outcome_was_written_is_a_crash_in_its_telling(told: list[Any]) -> None:
+    request = Claimed()
+    request.leases.outcome = "a value"
+    request.on_failure(info_of(Abort()))
+    assert (request.leases.calls, told) == (["recovered"], [])
+
+
+def test_a_failure_that_cannot_be_written_is_not_told(told: list[Any]) -> None:
+    request = Claimed()
+    request.leases.is_away = True
+    request.on_failure(info_of(Abort()))
+    assert (request.leases.calls, told) == (["recovered"], [])
+
+
+@pytest.mark.parametrize("why", ["the worker stops", "its lease is lost"])
+def test_a_failure_of_what_is_being_stopped_is_none(told: list[Any], why: str) -> None:
+    """Celery tells of none while it stops cold."""
+    request = Claimed()
+    request.worker.is_stopping = why == "the worker stops"
+    request.is_lost = why == "its lease is lost"
+    request.on_failure(info_of(Abort()))
+    assert (request.leases.calls, told) == (["handed back"], [])
+
+
+def test_a_failure_that_the_tracer_has_told_is_left_to_celery(told: list[Any]) -> None:
+    request = Claimed()
+    request.on_failure(info_of(ValueError("7")), return_ok=True)
+    assert request.leases.calls == ["told"]
