@@ -64,12 +64,14 @@ class Database:
         pool_size: int = POOL_SIZE,
         busy_timeout: float = BUSY_TIMEOUT,
         statement_timeout: float | None = None,
+        turn_taker: type[TurnTaker] = TurnTaker,
     ) -> None:
         self._url = make_url(url)
         self._options = dict(options or {})
         self._pool_size = pool_size
         self._busy_timeout = busy_timeout
         self._statement_timeout = statement_timeout
+        self._turn_taker = turn_taker
         # By process. The sockets of an engine that was inherited over a fork belong to the parent: they are
         # neither used nor closed here, and kept so that the garbage collector does not close them either.
         self._engines: dict[int, Engine] = {}
@@ -126,7 +128,7 @@ class Database:
         if self.is_sqlite:
             options["connect_args"] = {
                 "check_same_thread": False,
-                **({"factory": TurnTaker} if self._url.get_driver_name() == "pysqlite" else {}),
+                **({"factory": self._turn_taker} if self._url.get_driver_name() == "pysqlite" else {}),
                 "timeout": self._busy_timeout,
                 **options.get("connect_args", {}),
             }

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 from celery_durable.clock import monotonic
 
 #: Seconds before a writer that found another one at work tries again: the first time, and at most. Who has
-#: less patience asks more often, up to a hundred times in all: that is the heartbeat, which must not be the
-#: one that is always too late.
+#: less patience asks more often, up to a hundred times in all.
 FIRST_PAUSE = 0.0001
 LONGEST_PAUSE = 0.01
+#: A heartbeat must not be the one that is always too late: whoever asks most often has the next turn.
+HEARTBEAT_PAUSE = 0.001
 #: SQLite's words for this; before Python 3.11 its errors bear no code.
 _BUSY = "database is locked"
 
@@ -60,6 +61,8 @@ class TurnTaker(sqlite3.Connection):
     one that was told to wait has done nothing and may be tried again.
     """
 
+    longest_pause = LONGEST_PAUSE
+
     def __init__(self, database: Any, timeout: float, **options: Any) -> None:
         super().__init__(database, timeout=timeout, **options)
         self._patience = timeout
@@ -77,7 +80,7 @@ class TurnTaker(sqlite3.Connection):
         Raises sqlite3.OperationalError ("database is locked") after the timeout.
         """
         until, pause = monotonic() + self._patience, FIRST_PAUSE
-        longest = min(LONGEST_PAUSE, self._patience / 100)
+        longest = min(self.longest_pause, self._patience / 100)
         while True:
             try:
                 return statement()
@@ -86,3 +89,9 @@ class TurnTaker(sqlite3.Connection):
                     raise
             time.sleep(pause)  # noqa: TID251 - another process holds the file, and cannot tell us when it is done
             pause = min(pause * 1.5, longest)
+
+
+class HeartbeatTurns(TurnTaker):
+    """The connection that renews leases."""
+
+    longest_pause = HEARTBEAT_PAUSE

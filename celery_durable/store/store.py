@@ -12,7 +12,7 @@ from celery_durable.store import upgrade
 from celery_durable.store.base import Context
 from celery_durable.store.claims import Claims
 from celery_durable.store.due import DueRows
-from celery_durable.store.engine import Database
+from celery_durable.store.engine import BUSY_TIMEOUT, Database
 from celery_durable.store.leases import Leases
 from celery_durable.store.notify import Hints, Notifier, channel_name, hints_for
 from celery_durable.store.outbox import Outbox
@@ -20,6 +20,7 @@ from celery_durable.store.queries import Queries
 from celery_durable.store.runs import Runs
 from celery_durable.store.schedule import ScheduleRows
 from celery_durable.store.schema import schema_for
+from celery_durable.store.sqlite import HeartbeatTurns
 from celery_durable.store.statistics import Statistics
 from celery_durable.store.verdicts import Verdicts
 
@@ -83,11 +84,18 @@ class Store:
     ) -> Database:
         if self.database.is_in_memory:
             return self.database
-        # A busy SQLite answers a renewal soon, so that a heartbeat that is told to stop can stop.
         options = dict(engine_options or {})
         if "poolclass" not in options:
             options |= {"pool_size": 1, "max_overflow": 0}
-        return Database(url, options, busy_timeout=0.1, statement_timeout=timeout)
+        return Database(
+            url,
+            options,
+            # One turn for all leases of a process: to give up sooner would help none of them. But a fork
+            # waits for who waits here.
+            busy_timeout=min(timeout, BUSY_TIMEOUT),
+            statement_timeout=timeout,
+            turn_taker=HeartbeatTurns,
+        )
 
     def hints(self) -> Hints:
         """How a scheduler waits for what is due next."""

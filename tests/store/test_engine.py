@@ -349,7 +349,7 @@ def _first_at(url, task_id):
 
 @pytest.mark.report("lock-out")
 def test_a_writer_waits_for_its_turn_and_a_heartbeat_says_soon_that_it_cannot_have_one(sqlite_url):
-    store = Store(sqlite_url, namespace="proj")
+    store = Store(sqlite_url, namespace="proj", heartbeat_timeout=0.1)
     key = claimed(store).key
     with sqlite3.connect(store.database.file, isolation_level=None) as body:
         body.execute("BEGIN IMMEDIATE")
@@ -363,6 +363,22 @@ def test_a_writer_waits_for_its_turn_and_a_heartbeat_says_soon_that_it_cannot_ha
         assert done.wait(10)
         writer.join()
     assert store.heartbeats.renew([key], 60.0) == {key}
+    store.dispose()
+
+
+@pytest.mark.report("lock-out")
+def test_a_heartbeat_waits_for_its_turn_as_long_as_a_renewal_may_take(sqlite_url):
+    store = Store(sqlite_url, namespace="proj", heartbeat_timeout=5.0)
+    key = claimed(store).key
+    renewed = []
+    with sqlite3.connect(store.database.file, isolation_level=None) as body:
+        body.execute("BEGIN IMMEDIATE")
+        heartbeat = threading.Thread(target=lambda: renewed.append(store.heartbeats.renew([key], 60.0)))
+        heartbeat.start()
+        heartbeat.join(0.3)
+        body.execute("COMMIT")
+    heartbeat.join(10)
+    assert renewed == [{key}]
     store.dispose()
 
 

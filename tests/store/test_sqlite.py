@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from celery_durable.store import sqlite
-from celery_durable.store.sqlite import FIRST_PAUSE, LONGEST_PAUSE, TurnTaker, prepare
+from celery_durable.store.sqlite import FIRST_PAUSE, LONGEST_PAUSE, HeartbeatTurns, TurnTaker, prepare
 
 
 @pytest.fixture
@@ -15,8 +15,8 @@ def connect(tmp_path):
     """Makes connections to one file."""
     made = []
 
-    def connect(database=tmp_path / "turns.db", timeout=10.0):
-        connection = sqlite3.connect(database, timeout=timeout, factory=TurnTaker)
+    def connect(database=tmp_path / "turns.db", timeout=10.0, factory=TurnTaker):
+        connection = sqlite3.connect(database, timeout=timeout, factory=factory)
         made.append(connection)
         prepare(connection)
         return connection
@@ -74,6 +74,15 @@ def test_who_has_little_patience_such_as_a_heartbeat_asks_more_often(connect, wr
     pauses.then = lambda count: writer.execute("COMMIT") if count == 30 else None
 
     connect(timeout=0.1).execute("INSERT INTO words VALUES ('second')")
+
+    assert pauses[-1] == 0.001
+
+
+def test_a_heartbeat_asks_as_often_though_it_has_more_patience(connect, writer, pauses):
+    """As often as the others it would be the one that is always too late."""
+    pauses.then = lambda count: writer.execute("COMMIT") if count == 30 else None
+
+    connect(factory=HeartbeatTurns).execute("INSERT INTO words VALUES ('second')")
 
     assert pauses[-1] == 0.001
 
