@@ -1,4 +1,4 @@
-"""Soft time limits: delivered to the body of a durable task only, never into our own transactions.
+"""Time limits. A soft one is delivered to the body of a durable task only, never into our own transactions.
 
 A limit that passes while a claim is held, because the database is away, counts again from the start of the
 body: the time was not the task's, but it is not to run without a limit either.
@@ -79,3 +79,10 @@ class _Guard:
         elif run is None or not run.entered:
             self.missed = monotonic() - began
         # Else it came after the body: it is not for our own statements.
+
+
+def fails_at_limit(task: Any) -> bool:
+    """Whether a hard time limit is a failure, and not a reason to run again."""
+    # Celery before 5.7 has one option for failures and timeouts.
+    own = getattr(task, "acks_on_timeout", None)
+    return bool(task.acks_on_failure_or_timeout if own is None else own)

@@ -28,6 +28,7 @@ from celery_durable.records import LeaseKey, Outcome, OutcomeKind, Status
 from celery_durable.texts import flaw_of_message
 from celery_durable.tracing import DELIVERY
 from celery_durable.worker.headers import flaw_of_headers
+from celery_durable.worker.limits import fails_at_limit
 from celery_durable.worker.unread import keep_unread
 
 logger = logging.getLogger(__name__)
@@ -263,10 +264,10 @@ class DurableRequest(Request):
             return None
         self.is_over = True
         if not isinstance(error, _CONTROL):
-            if not return_ok:
+            if not return_ok or self.lease_key is None:
                 self._on_pool_failure(exc_info, error)
                 return None
-            # The tracer has told it.
+            # The tracer has told it: it tells of what has a lease.
             self._may_acknowledge = True
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
@@ -330,7 +331,7 @@ class DurableRequest(Request):
         if self.lease_key is None:
             task_ready(self)
             self.on_put_back()
-        elif _fails_at_limit(self._task):
+        elif fails_at_limit(self._task):
             self._fail_at_limit(self.lease_key, timeout)
         else:
             task_ready(self)
@@ -396,10 +397,3 @@ class DurableRequest(Request):
         answer = self._durable.runtime.store.leases.recover(key, limits.max_crashes)
         reached(Point.CHILD_RECOVERED)
         report_crash(self._task, key, answer, error)
-
-
-def _fails_at_limit(task: Any) -> bool:
-    """Whether a hard time limit is a failure, and not a reason to run again."""
-    # Celery before 5.7 has one option for failures and timeouts.
-    own = getattr(task, "acks_on_timeout", None)
-    return bool(task.acks_on_failure_or_timeout if own is None else own)

@@ -172,6 +172,20 @@ def test_a_failure_that_only_the_pool_has_seen_is_told_when_it_is_in_the_row(
     assert repr(error) in repr(failure)
 
 
+@pytest.mark.parametrize("return_ok", [False, True])
+def test_a_failure_before_the_claim_is_kept_with_its_message(
+    told: list[Any], monkeypatch: pytest.MonkeyPatch, return_ok: bool
+) -> None:
+    """Celery's tracer answers what it has not foreseen as an internal error, and tells nobody."""
+    request = Claimed()
+    request.lease_key = None  # type: ignore[assignment]
+    kept: list[Any] = []
+    monkeypatch.setattr(request, "_keep_unread", lambda exc_info, error: kept.append(error))
+    error = ValueError("signal only works in main thread")
+    request.on_failure(info_of(error), return_ok=return_ok)
+    assert (kept, told) == ([error], [])
+
+
 def test_a_failure_to_report_a_run_that_is_settled_is_not_told(told: list[Any]) -> None:
     """Its process has parked or ended it, or made it due again."""
     request = Claimed()
