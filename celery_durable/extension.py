@@ -257,10 +257,6 @@ class Durable(Operations):
         self.__dict__.pop("_in_process_claims", None)
         worker_shutting_down.connect(self._on_worker_shutting_down, weak=False)
         self.prepare_tables()
-        if not self.store.database.is_in_memory:
-            # Celery's embedded beat closes the files that it inherits. SQLite in there would still count
-            # on those that were open at the fork: "locking protocol".
-            self.store.dispose()
 
     def _on_worker_shutting_down(self, **_: Any) -> None:
         # Celery sends this from its signal handler, as the first thing.
