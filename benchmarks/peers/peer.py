@@ -25,7 +25,7 @@ from tests.nodes.workers import ROOT
 #: Where the environments of the peers are made; an existing one is used again.
 ENVIRONMENTS = Path(__file__).resolve().parents[1] / ".environments"
 #: Jobs by which a peer is timed before it has to create many in time.
-SAMPLE = 100
+SAMPLE = 200
 WORKERS = 2
 
 
@@ -115,15 +115,15 @@ class Peer:
         self.database = PostgresDatabase(server)
         self.url = server.url(self.database.name, "postgresql")
         self._numbers = itertools.count(1)
-        self._seconds_per_job: float | None = None
+        self._pace: tuple[float, float] | None = None
         self.run("prepare")
 
     def close(self) -> None:
         self.database.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def run(self, action: str, **arguments: Any) -> None:
-        """Have something done to its end."""
+    def run(self, action: str, **arguments: Any) -> float:
+        """Have something done to its end. Returns the seconds that it took once all was imported."""
         done = subprocess.run(
             self._command(action, arguments),
             cwd=self.folder,
@@ -135,6 +135,7 @@ class Peer:
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()
             raise RuntimeError(f"{self.kind.module} {action}: {said[-1]}")
+        return float(done.stdout.splitlines()[-1])
 
     @contextmanager
     def working(self, *, tuned: bool) -> Iterator[None]:
@@ -172,10 +173,10 @@ class Peer:
         ``parks``: how many of them can go to sleep per second, where they have to run for that.
         """
         label = self.new_label("burst")
-        per_job = self._measure_fill()
+        start, per_job = self._measure_fill()
         with self.working(tuned=tuned):
             asleep = count / parks if parks else 2.0
-            due = time.time() + count * per_job * 1.3 + asleep + 3
+            due = time.time() + 1.3 * (start + count * per_job) + asleep + 2
             self.fill("sleep", label, count, first=due)
             if time.time() > due - asleep:
                 raise TimeoutError("the jobs were not made before they were due")
@@ -193,16 +194,16 @@ class Peer:
             ended = time.time()
         return count / (ended - marks[0].time), marks[0].time
 
-    def _measure_fill(self) -> float:
-        """Seconds to create one job."""
-        if self._seconds_per_job is None:
+    def _measure_fill(self) -> tuple[float, float]:
+        """Seconds to start, and to create one job."""
+        if self._pace is None:
             began = time.monotonic()
             label = self.new_label("sample")
-            self.fill("noop", label, SAMPLE)
-            self._seconds_per_job = (time.monotonic() - began) / SAMPLE
+            filling = self.fill("noop", label, SAMPLE)
+            self._pace = time.monotonic() - began - filling, filling / SAMPLE
             with self.working(tuned=True):
                 self.marks.wait(label, SAMPLE)
-        return self._seconds_per_job
+        return self._pace
 
     def lateness(self, count: int, seconds: float, *, tuned: bool = False) -> list[float]:
         """Milliseconds from the due times to the bodies."""
@@ -212,10 +213,10 @@ class Peer:
             marks = self.marks.wait(label, count)
         return [_late(mark) for mark in marks]
 
-    def fill(self, what: str, label: str, count: int, *, first: float = 0.0, gap: float = 0.0) -> None:
-        """Create jobs."""
+    def fill(self, what: str, label: str, count: int, *, first: float = 0.0, gap: float = 0.0) -> float:
+        """Create jobs. Returns the seconds that this took, without the start."""
         jobs = {"what": what, "label": label, "count": count, "first": first, "gap": gap}
-        self.run("fill", jobs=jobs)
+        return self.run("fill", jobs=jobs)
 
     def _command(self, action: str, arguments: dict[str, Any]) -> list[str]:
         text = json.dumps({"url": self.url, **arguments})
