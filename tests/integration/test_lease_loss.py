@@ -13,6 +13,7 @@ from tests.integration.leases_support import (
     PROJECT,
     TTL,
     crashes_of,
+    end_stolen_leases,
     execute,
     pid_of,
     revoked_ids,
@@ -58,6 +59,7 @@ def assert_told_once(bench: Bench, worker: Worker, events: Any, results: dict[st
 
 def assert_all_go_on(bench: Bench, worker: Worker, results: dict[str, Any]) -> None:
     """The recovered tasks run to their end, in this very worker."""
+    end_stolen_leases(bench)
     bench.beat()
     for how, result in results.items():
         assert result.get(timeout=20) == [how, 3]
