@@ -17,6 +17,12 @@ on_redis = pytest.mark.parametrize("celery_broker", ["celery_redis_broker"], ind
 with_postgres = pytest.mark.parametrize("celery_backend", ["celery_postgres_backend"], indirect=True)
 
 
+@pytest.fixture
+def default_worker_command(default_worker_command: list[str]) -> list[str]:
+    """Without the second at the start in which a worker looks for others."""
+    return [*default_worker_command, "--without-mingle", "--without-gossip"]
+
+
 class TestRoundTrip:
     def test_a_result_comes_back(self, celery_setup: CeleryTestSetup) -> None:
         assert celery_setup.ready(ping=True, control=True, docker=True)
