@@ -88,9 +88,9 @@ class TestWorkers:
     @pytest.mark.report("recycled-children")
     @on("redis-postgres", "rabbitmq-postgres")
     def test_a_worker_whose_children_live_for_one_task_does_it_all(self, bench: Bench) -> None:
-        start_worker_and_beat(bench, concurrency=2)
-        bench.processes[0].stop()
-        bench.worker("--max-tasks-per-child=1")
+        worker = bench.worker("--max-tasks-per-child=1", wait=False)
+        bench.beat()
+        worker.wait_until_ready()
         results = [bench.project.doze.delay(number, 1.2) for number in range(6)]
         assert [result.get(timeout=30) for result in results] == list(range(6))
         for result in results:
