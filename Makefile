@@ -14,8 +14,8 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
-# pytest-xdist processes: one more than a small machine has cores, because most of our tests wait.
-WORKERS ?= 3
+# pytest-xdist processes: two more than a small machine has cores, because most of our tests wait.
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest
 # For one test: make test ARGS='-k name'
 ARGS ?=
@@ -47,9 +47,11 @@ demo: $(RUNTIME) ## a task sleeps, everything is killed, and it goes on (needs n
 # when they hash alike.
 test: export PYTHONHASHSEED := 0
 test: $(DEV) services ## all tests, on real servers that they start themselves
+# Each process has its part, and who is done takes over from another: nobody waits at the end, and tests that
+# share a worker stay together.
 # A test that fails while another one runs beside it is tried once more with the machine to itself: these
 # tests start, kill and freeze real servers and watch the time. What fails alone fails the run.
-	$(PYTEST) -n $(WORKERS) $(ARGS) || \
+	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS) || \
 	  { [ $$? -eq 1 ] && echo "--- once more, alone: what has failed" && \
 	    $(PYTEST) --last-failed --last-failed-no-failures none $(ARGS); }
 
