@@ -108,6 +108,8 @@ class Site:
         self.driver.ask("prepare")
         self.worker: BenchWorker | None = None
         self.beat: Beat | None = None
+        #: How many sleepers a measurement has left in the table for the next one.
+        self.sleepers = 0
         self._numbers = itertools.count(1)
 
     def _environment(self, servers: Servers, settings: Mapping[str, Any]) -> dict[str, str]:
