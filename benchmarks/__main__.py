@@ -72,13 +72,12 @@ def _measure(chosen: list[Measurement], lab: Lab) -> tuple[Results, bool]:
             began = time.monotonic()
             try:
                 for row in entry.measure(lab):
-                    results.rows.append(row)
-                    print(as_text(lines_of(Results([row]))[:1], ("",) * 6).splitlines()[-1], flush=True)
+                    results.add(row)
+                    print(as_text(lines_of(Results().add(row)), ("",) * 6).splitlines()[-1], flush=True)
             except Exception as error:  # noqa: BLE001 - the table says so
                 failed = failed or not entry.peer
                 lab.leave()
-                reason = (str(error).splitlines() or [""])[0]
-                results.missing.append(Missing(entry.name, entry.name, f"{type(error).__name__}: {reason}"))
+                results.add(Missing.because(entry.name, entry.name, error))
                 print(f"{entry.name} failed: {error!r}", file=sys.stderr)
             print(f"  {entry.name}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     finally:

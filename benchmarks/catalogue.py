@@ -9,10 +9,8 @@ from benchmarks.deployment import BrokerName
 from benchmarks.lab import Lab
 from benchmarks.measurements import peers, replay, sending, standing, throughput, waking
 from benchmarks.measurements.peers import NAMES
-from benchmarks.peers.peer import ABSURD, DBOS, PGQUEUER, PROCRASTINATE, Kind
-from benchmarks.rows import Row, at_least
-
-QUEUES = (DBOS, ABSURD, PGQUEUER, PROCRASTINATE)
+from benchmarks.peers.peer import Kind
+from benchmarks.rows import Missing, Row, at_least
 
 
 @dataclass(frozen=True)
@@ -23,15 +21,14 @@ class Measurement:
     """
 
     name: str
-    measure: Callable[[Lab], Iterable[Row]]
+    measure: Callable[[Lab], Iterable[Row | Missing]]
     peer: bool = False
     quick: bool = True
 
 
-def _of_peer(what: str, kind: Kind, measure: Callable[[Lab, Kind], Iterable[Row]]) -> Measurement:
-    return Measurement(
-        f"peer-{what}-{NAMES[kind].lower()}", lambda lab: measure(lab, kind), peer=True, quick=False
-    )
+def _lateness_of(kind: Kind) -> Measurement:
+    name = f"peer-lateness-{NAMES[kind].lower()}"
+    return Measurement(name, lambda lab: peers.lateness_peer(lab, kind), peer=True, quick=False)
 
 
 def _peer_on(
@@ -64,10 +61,10 @@ CATALOGUE: tuple[Measurement, ...] = (
     Measurement("noop-embedded", lambda lab: throughput.noop(lab, "embedded", at_least(0.5))),
     Measurement("peer-step-dbos", peers.step_dbos, peer=True, quick=False),
     _peer_on("park-absurd", "redis", peers.park_absurd),
-    _peer_on("celery-eta", "redis", peers.celery_eta),
+    _peer_on("lateness-celery-eta", "redis", peers.lateness_eta),
     Measurement("peer-dispatch-django-beat", peers.dispatch_django_beat, peer=True, quick=False),
-    _peer_on("celery-eta", "rabbitmq", peers.celery_eta),
+    _peer_on("lateness-celery-eta", "rabbitmq", peers.lateness_eta),
     _peer_on("park-absurd", "rabbitmq", peers.park_absurd),
-    *(_of_peer("burst", kind, peers.burst_peer) for kind in QUEUES),
-    *(_of_peer("lateness", kind, peers.lateness_peer) for kind in QUEUES),
+    Measurement("peer-burst", peers.bursts, peer=True, quick=False),
+    *(_lateness_of(kind) for kind in NAMES),
 )

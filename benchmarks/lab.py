@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +43,11 @@ class Lab:
             self._site = Site(self.servers, broker)
         return self._site.running()
 
+    @property
+    def site_in_use(self) -> Site | None:
+        """What the measurement before has left, with or without processes."""
+        return self._site
+
     def new_site(self, broker: BrokerName, **options: Any) -> Site:
         """A site of one's own, with no process but the producer; any other one is closed before."""
         self.leave()
@@ -69,12 +74,34 @@ class Lab:
         self.leave()
         self.servers.remove()
 
+    def in_turns(
+        self, sides: Mapping[str, Callable[[], float]], *, may_fail: Container[str] = ()
+    ) -> tuple[dict[str, tuple[float, ...]], dict[str, Exception]]:
+        """Measure all sides in each round, one after the other.
+
+        Returns the values of each side, and what went wrong with those that may fail: they are measured
+        no more, and the others go on.
+        """
+        values: dict[str, list[float]] = {name: [] for name in sides}
+        failed: dict[str, Exception] = {}
+        for _ in range(self.rounds):
+            for name, measure in sides.items():
+                if name in failed:
+                    continue
+                try:
+                    values[name].append(measure())
+                except Exception as error:
+                    if name not in may_fail:
+                        raise
+                    failed[name] = error
+        return {name: tuple(found) for name, found in values.items() if name not in failed}, failed
+
     def alternate(
         self, ours: Callable[[], float], base: Callable[[], float]
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Measure both sides in turn: ours, base, ours, base …"""
-        pairs = [(ours(), base()) for _ in range(self.rounds)]
-        return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+        values, _ = self.in_turns({"ours": ours, "base": base})
+        return values["ours"], values["base"]
 
     def compare(
         self,

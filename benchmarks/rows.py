@@ -111,6 +111,12 @@ class Missing:
     title: str
     reason: str
 
+    @classmethod
+    def because(cls, name: str, title: str, error: Exception) -> Missing:
+        """The first line of an error says it."""
+        said = (str(error).splitlines() or [""])[0]
+        return cls(name, title, f"{type(error).__name__}: {said}")
+
 
 @dataclass
 class Results:
@@ -118,6 +124,13 @@ class Results:
 
     rows: list[Row] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
+
+    def add(self, found: Row | Missing) -> Results:
+        if isinstance(found, Row):
+            self.rows.append(found)
+        else:
+            self.missing.append(found)
+        return self
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 
 from benchmarks.deployment import DEFAULT_QUEUE, BrokerName, Site
 from benchmarks.lab import Lab
-from benchmarks.marks import rate
 from benchmarks.measurements.sending import UNREAD, dispatch_rate, park_pattern
 from benchmarks.measurements.throughput import TITLES, park_rate, warm
-from benchmarks.measurements.waking import burst_rate
-from benchmarks.peers.peer import ABSURD, DBOS, DJANGO_BEAT, PGQUEUER, PROCRASTINATE, Kind
-from benchmarks.rows import Row, Samples, at_least, more_than, percentile
+from benchmarks.measurements.waking import burst_rate, eta_burst_rate, eta_row
+from benchmarks.peers.peer import ABSURD, DBOS, DJANGO_BEAT, PGQUEUER, PROCRASTINATE, Kind, Peer
+from benchmarks.rows import Missing, Row, Samples, at_least, more_than, percentile
 
 #: Sleeps that a tuned Absurd can be trusted to begin per second.
 ABSURD_PARKS = 150.0
-NAMES = {DBOS: "DBOS", ABSURD: "Absurd", PROCRASTINATE: "procrastinate", PGQUEUER: "pgqueuer"}
+NAMES = {DBOS: "DBOS", ABSURD: "Absurd", PGQUEUER: "pgqueuer", PROCRASTINATE: "procrastinate"}
 
 
 def step_dbos(lab: Lab) -> Iterator[Row]:
     """One step, ours and DBOS's."""
     site = warm(lab.site("redis"))
-    count = lab.size(1500, 300)
+    count = lab.size(1000, 300)
     with lab.peer(DBOS) as peer:
         yield lab.compare(
             "step_dbos",
@@ -36,7 +37,7 @@ def step_dbos(lab: Lab) -> Iterator[Row]:
 def park_absurd(lab: Lab, broker: BrokerName) -> Iterator[Row]:
     """Going to sleep, ours and Absurd's."""
     site = warm(lab.site(broker))
-    count = lab.size(1500, 300)
+    count = lab.size(1000, 300)
     with lab.peer(ABSURD) as peer:
         yield lab.compare(
             f"park_absurd_{broker}",
@@ -47,19 +48,49 @@ def park_absurd(lab: Lab, broker: BrokerName) -> Iterator[Row]:
         )
 
 
-def burst_peer(lab: Lab, kind: Kind) -> Iterator[Row]:
-    """Many that are due at one instant, on RabbitMQ, beside a peer at its best (DBOS: at its default)."""
+def bursts(lab: Lab) -> Iterator[Row | Missing]:
+    """Many that are due at one instant, on RabbitMQ, beside Celery's ETA and each peer at its best.
+
+    (DBOS: at its default.) All are compared to the same bursts of ours, one in each round.
+    """
     site = warm(lab.site("rabbitmq"))
     count = lab.size(5000, 500)
-    parks = ABSURD_PARKS if kind is ABSURD else 0.0
-    with lab.peer(kind) as peer:
-        yield lab.compare(
-            f"burst_{NAMES[kind].lower()}",
-            f"{count:,} due at one instant, finished ÷ {NAMES[kind]}",
-            ("durable, RabbitMQ", lambda: burst_rate(site, count)),
-            (NAMES[kind], lambda: peer.burst(count, tuned=kind is not DBOS, parks=parks)),
-            goal=more_than(1) if kind in (DBOS, ABSURD) else None,
-        )
+    with ExitStack() as opened:
+        peers, absent = _open(lab, opened)
+        sides: dict[str, Callable[[], float]] = {
+            "durable": lambda: burst_rate(site, count),
+            "eta": lambda: eta_burst_rate(site, count),
+            **{NAMES[kind]: partial(_peer_burst, peer, count) for kind, peer in peers.items()},
+        }
+        values, failed = lab.in_turns(sides, may_fail=NAMES.values())
+    yield eta_row("rabbitmq", count, values["durable"], values["eta"])
+    for kind, who in NAMES.items():
+        name, title = f"burst_{who.lower()}", f"{count:,} due at one instant, finished ÷ {who}"
+        if who in values:
+            ours, theirs = (Samples(label, "/s", values[side]) for label, side in _labels(who))
+            yield Row(name, title, ours, theirs, more_than(1) if kind in (DBOS, ABSURD) else None)
+        else:
+            yield Missing.because(name, title, absent.get(who) or failed[who])
+
+
+def _labels(who: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    return ("durable, RabbitMQ", "durable"), (who, who)
+
+
+def _open(lab: Lab, opened: ExitStack) -> tuple[dict[Kind, Peer], dict[str, Exception]]:
+    """All peers that have queues; and, by name, why one of them cannot be had."""
+    peers, absent = {}, {}
+    for kind, who in NAMES.items():
+        try:
+            peers[kind] = opened.enter_context(lab.peer(kind))
+        except Exception as error:  # noqa: BLE001 - the table says so
+            absent[who] = error
+    return peers, absent
+
+
+def _peer_burst(peer: Peer, count: int) -> float:
+    parks = ABSURD_PARKS if peer.kind is ABSURD else 0.0
+    return peer.burst(count, tuned=peer.kind is not DBOS, parks=parks)
 
 
 def lateness_peer(lab: Lab, kind: Kind) -> Iterator[Row]:
@@ -95,31 +126,12 @@ def dispatch_django_beat(lab: Lab) -> Iterator[Row]:
     yield row
 
 
-def celery_eta(lab: Lab, broker: BrokerName) -> Iterator[Row]:
-    """Celery's own ETA: the message waits in the memory of a worker."""
+def lateness_eta(lab: Lab, broker: BrokerName) -> Iterator[Row]:
+    """How late Celery's own ETA is: the message waits in the memory of a worker."""
     site = warm(lab.site(broker))
-    count, few, seconds = lab.size(5000, 500), lab.size(200, 50), lab.size(20, 5)
-    yield lab.compare(
-        f"burst_celery_eta_{broker}",
-        f"{count:,} due at one instant, finished ÷ Celery's ETA; {TITLES[broker]}",
-        ("durable", lambda: burst_rate(site, count)),
-        ("plain, eta", lambda: _eta_burst(site, count)),
-    )
-    yield from _lateness_rows(
-        f"Celery ETA, {TITLES[broker]}", few, seconds, _eta_lateness(site, few, seconds)
-    )
-
-
-def _eta_burst(site: Site, count: int) -> float:
-    label = site.new_label("eta")
-    lead = count / 500 + 5
-    due = time.time() + lead
-    site.driver.ask(
-        "send", task="plain_eta", args=[label, due], count=count, queue=DEFAULT_QUEUE, eta_in=lead
-    )
-    if time.time() > due:
-        raise TimeoutError("the messages were not sent before they were due")
-    return rate(site.marks.wait(label, count))
+    count, seconds = lab.size(200, 50), lab.size(20, 5)
+    values = _eta_lateness(site, count, seconds)
+    yield from _lateness_rows(f"Celery ETA, {TITLES[broker]}", count, seconds, values)
 
 
 def _eta_lateness(site: Site, count: int, seconds: float) -> list[float]:

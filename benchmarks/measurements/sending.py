@@ -18,7 +18,7 @@ UNREAD = "unread"
 def countdown(lab: Lab) -> Iterator[Row]:
     """``apply_async(countdown=…)`` from one producer: rows, beside Celery's messages with an ETA."""
     site = lab.site("redis")
-    count = lab.size(3000, 600)
+    count = lab.size(2000, 600)
 
     def rows() -> float:
         seconds: float = site.driver.ask(

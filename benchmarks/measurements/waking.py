@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from benchmarks.deployment import DEFAULT_QUEUE, BrokerName, Site
 from benchmarks.lab import Lab
-from benchmarks.measurements.throughput import DAY, TITLES, warm
+from benchmarks.marks import rate
+from benchmarks.measurements.throughput import COUNTS, DAY, TITLES, warm
 from benchmarks.rows import Row, Samples, at_least, at_most, percentile
 from tests.nodes import wait_for
 
@@ -15,27 +16,29 @@ from tests.nodes import wait_for
 FAR = 4e9
 #: Seconds from the making of sleepers to their due time: more than a poll interval, so that the scheduler
 #: knows of them as it would of real ones.
-LEAD = 4.0
+LEAD = 3.0
 CROWD = 100_000
 #: Tasks that any worker can put to sleep per second.
-PARKS = 50
+PARKS = 100
+#: Messages with an ETA that any producer can send per second.
+ETA_SENDS = 500
 
 
 def burst(lab: Lab, broker: BrokerName) -> Iterator[Row]:
     """Sleeps that are all due at one instant."""
     site = warm(lab.site(broker))
-    count = lab.size(5000, 800)
+    count, plain = lab.size(5000, 800), lab.size(*COUNTS[broker])
     yield lab.compare(
         f"burst_{broker}",
         f"{count:,} sleeps due at one instant, finished ÷ plain no-op; {TITLES[broker]}",
         ("durable", lambda: burst_rate(site, count)),
-        ("plain", lambda: site.throughput("plain", count)),
+        ("plain", lambda: site.throughput("plain", plain)),
         goal=at_least(0.6),
     )
 
 
 def crowded_burst(lab: Lab) -> Iterator[Row]:
-    """The same while many others sleep on."""
+    """The same while many others sleep on; and beside Celery's ETA. Both are compared to the same bursts."""
     site = warm(lab.site("redis"))
     count, others = lab.size(5000, 800), lab.size(CROWD, CROWD // 2)
 
@@ -46,13 +49,21 @@ def crowded_burst(lab: Lab) -> Iterator[Row]:
         finally:
             site.postgres.forget_parked()
 
-    yield lab.compare(
+    sides = {
+        "with": crowded,
+        "without": lambda: burst_rate(site, count),
+        "plain, eta": lambda: eta_burst_rate(site, count),
+    }
+    values, _ = lab.in_turns(sides)
+    samples = {label: Samples(label, "/s", found) for label, found in values.items()}
+    yield Row(
         "burst_crowded",
         f"the same with {others:,} others waiting ÷ without them; Redis",
-        ("with", crowded),
-        ("without", lambda: burst_rate(site, count)),
-        goal=at_least(0.9),
+        samples["with"],
+        samples["without"],
+        at_least(0.9),
     )
+    yield eta_row("redis", count, values["without"], values["plain, eta"])
 
 
 def burst_rate(site: Site, count: int) -> float:
@@ -66,6 +77,29 @@ def burst_rate(site: Site, count: int) -> float:
     rate = site.rate_of(label, count)
     site.postgres.execute("DELETE FROM durable_executions WHERE task_id = %s", (pattern,))
     return rate
+
+
+def eta_burst_rate(site: Site, count: int) -> float:
+    """The same with Celery's own ETA: the messages wait in the memory of the worker."""
+    label = site.new_label("eta")
+    lead = count / ETA_SENDS + 3
+    due = time.time() + lead
+    site.driver.ask(
+        "send", task="plain_eta", args=[label, due], count=count, queue=DEFAULT_QUEUE, eta_in=lead
+    )
+    if time.time() > due:
+        raise TimeoutError("the messages were not sent before they were due")
+    return rate(site.marks.wait(label, count))
+
+
+def eta_row(broker: BrokerName, count: int, ours: tuple[float, ...], theirs: tuple[float, ...]) -> Row:
+    """Our bursts beside those of Celery's ETA."""
+    return Row(
+        f"burst_celery_eta_{broker}",
+        f"{count:,} due at one instant, finished ÷ Celery's ETA; {TITLES[broker]}",
+        Samples("durable", "/s", ours),
+        Samples("plain, eta", "/s", theirs),
+    )
 
 
 def lateness(lab: Lab, broker: BrokerName) -> Iterator[Row]:
