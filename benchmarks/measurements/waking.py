@@ -16,7 +16,7 @@ from tests.nodes import wait_for
 FAR = 4e9
 #: Seconds from the making of sleepers to their due time: more than a poll interval, so that the scheduler
 #: knows of them as it would of real ones.
-LEAD = 3.0
+LEAD = 4.0
 CROWD = 100_000
 #: Tasks that any worker can put to sleep per second.
 PARKS = 100
