@@ -154,7 +154,7 @@ class TestOneTask:
     def test_a_plain_one(self, live: Bench) -> None:
         """As ever: the worker that gets its message drops it."""
         task_id = str(uuid.uuid4())
-        live.app().control.revoke(task_id)
+        assert live.app().control.revoke(task_id, reply=True, timeout=5)
         result = live.project.plain.apply_async((1,), task_id=task_id)
         with pytest.raises(TaskRevokedError):
             result.get(timeout=20)
