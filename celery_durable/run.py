@@ -193,12 +193,13 @@ class TaskRun:
 
     def _retell(self, outcome: Outcome) -> Any:
         """The run's own end was journaled by an earlier process, which died before it was told."""
-        self._forget_followers()
         if outcome.kind == OutcomeKind.QUARANTINED:
             raise TaskQuarantined(self.lease.task_id, outcome.reason or "")
         stored = (outcome.payload, outcome.content_type, outcome.content_encoding)
         if outcome.kind == OutcomeKind.EXCEPTION:
             raise self.runtime.outcome_codec.decode_exception(*stored)
+        # Not before a failure: Celery's result store fails the rest of the chain by what stands there.
+        self._forget_followers()
         return self.runtime.outcome_codec.decode(*stored)
 
     # -- the end ---------------------------------------------------------------------------------

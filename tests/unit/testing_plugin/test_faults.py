@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery import chain, chord
 
 from celery_durable import DurableTask, LeaseLost, TaskQuarantined, current_lease, sleep, step
 from celery_durable.points import Point
@@ -117,6 +118,31 @@ class TestCrashes:
     def test_every_way_into_the_database_is_guarded(self):
         ways = {name for name, value in vars(Database).items() if callable(value) and name[0] != "_"}
         assert ways - {"dispose"} == set(WAYS_IN)
+
+    @pytest.mark.parametrize("point", [None, Point.END_WRITTEN, Point.BODY_ENTERED])
+    def test_a_failure_reaches_the_end_of_its_chain_and_the_chord_above_it(
+        self, durable_app, durable_clock, point
+    ):
+        """At once, told by the next run, or as a quarantine."""
+
+        @durable_app.task(base=DurableTask, name="fails", max_crashes=0)
+        def fails():
+            raise KeyError("bad")
+
+        @durable_app.task(base=DurableTask, name="follows")
+        def follows(value=0):
+            return value
+
+        durable_clock.propagate = False
+        for canvas in (
+            chain(fails.s(), follows.s()),
+            chord([fails.s() | follows.s(), follows.s()], follows.s()),
+        ):
+            if point is not None:
+                durable_clock.crash_at(point)
+            result = canvas.delay()
+            durable_clock.advance(hours=1)
+            assert result.state == "FAILURE"
 
     def test_the_nth_time(self, durable_clock, pay, did):
         durable_clock.crash_at(Point.STEP_RAN, nth=2)
