@@ -62,6 +62,15 @@ def _settle(run: TaskRun, state: str | None) -> None:
     elif not run.entered and state == states.FAILURE and run.told:
         # It failed before its body began (a hook raised), and Celery has told so.
         _finish(run, Status.FAILED)
+    elif not run.entered and state == states.SUCCESS and run.told:
+        # Celery has told it, with all that follows: to run it again would be to tell it again.
+        logger.error(
+            "%s[%s] ran past its run: something in the place of its __call__ did not call it",
+            run.task.name,
+            run.lease.task_id,
+            extra=run.log_fields(),
+        )
+        _finish(run, Status.SUCCEEDED)
     elif not run.entered and state in (states.IGNORED, states.REJECTED) and not run.asks_again:
         _finish(run, Status.SUCCEEDED)
     else:

@@ -16,13 +16,11 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 from kombu.utils.uuid import uuid
 
 from celery_durable.api import sleep, sleep_until, step
+from celery_durable.calling import as_body, call
 from celery_durable.capture import Captured, capturing, due_at, is_capturing, is_durable, under_parent
 from celery_durable.chords import body_send_id
-from celery_durable.context import current_run
 from celery_durable.errors import ConfigurationError, StoreUnavailable
-from celery_durable.execution import EagerExecution
 from celery_durable.followers import follower_of
-from celery_durable.lease import EternalLease
 from celery_durable.logs import about
 from celery_durable.message import delivery_from_headers, instant_of_header, mark_of, mark_send
 from celery_durable.points import Point, reached
@@ -118,33 +116,17 @@ class DurableTask(_Task[P, R_co]):
     def backend(self, value: Any) -> None:
         self._backend = value
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Its own, or that of a class beside this one.
+        if not getattr(cls.__call__, "enters_run", False):
+            cls.__call__ = as_body(cls.__call__)  # type: ignore[method-assign]
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        value: R_co = self._call(args, kwargs)
+        value: R_co = call(self, args, kwargs)
         return value
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        run = claimed_run()
-        if run is not None and run.task is self and not run.entered:
-            return run.call_body(lambda: self.run(*args, **kwargs))
-        request: Any = self.request
-        if request.is_eager and not getattr(request, "durable_entered", False):
-            request.durable_entered = True
-            return self._call_eagerly(args, kwargs)
-        # A plain function call, perhaps from the body of another task: nothing here is durable.
-        token = current_run.set(None)
-        try:
-            return super().__call__(*args, **kwargs)
-        finally:
-            current_run.reset(token)
-
-    def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        durable = self._durable()
-        run = EagerExecution(EternalLease(self.request.id or ""), durable.eager_codec, durable.step_limit)
-        token = current_run.set(run)
-        try:
-            return self.run(*args, **kwargs)
-        finally:
-            current_run.reset(token)
+    __call__.enters_run = True  # type: ignore[attr-defined]
 
     def _durable(self) -> Any:
         durable = getattr(self.app, "durable", None)
