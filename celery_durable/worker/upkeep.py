@@ -27,6 +27,8 @@ STOPPING_ROUND = 0.5
 #: Seconds that a message waits behind other tasks before it becomes a row. Well below the shortest
 #: patience that brokers are given (RabbitMQ's ``consumer_timeout``, which it checks now and then only).
 ADOPT_AFTER = 10.0
+#: Seconds after which it becomes a row in any case: RabbitMQ ends a worker that keeps one for half an hour.
+ADOPT_AT_LAST = 600.0
 #: Seconds without a scheduler after which the worker warns, and between two looks.
 SCHEDULER_PATIENCE = 60.0
 #: Seconds for which a worker that is told to stop at once waits for the database.
@@ -151,17 +153,18 @@ class Upkeep:
             self._marked.update(keys)
 
     def _adopt(self) -> None:
-        """Make rows of what has waited long, of one prefetch at most.
+        """Make rows of what has waited long, up to one prefetch of them; more only when it must be.
 
         A message that is acknowledged makes room for the next one, so without a limit a worker whose pool is
         busy would take in the whole queue.
         """
-        requests = self._side.book.open_requests()
+        requests, now = self._side.book.open_requests(), monotonic()
         room = self._side.prefetch - sum(request.waits_as_row for request in requests)
-        patience = monotonic() - ADOPT_AFTER
-        late = [request for request in requests if request.is_waiting and request.arrived_at <= patience]
-        for request in late[: max(0, room)]:
-            request.adopt()
+        for request in requests:
+            waited = now - request.arrived_at
+            if request.is_waiting and waited >= (ADOPT_AFTER if room > 0 else ADOPT_AT_LAST):
+                request.adopt()
+                room -= 1
 
     def _look_for_scheduler(self) -> None:
         now = monotonic()

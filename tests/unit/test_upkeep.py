@@ -242,6 +242,8 @@ class TestRounds:
         assert sum(request.adopted for request in waiting) == 4
         waiting[1].waits_as_row = False
         eventually(lambda: [request.adopted for request in waiting] == [1, 1, 1, 1, 1, 0])
+        clock.now += upkeep.ADOPT_AT_LAST
+        eventually(lambda: all(request.adopted for request in waiting))
 
     @pytest.mark.parametrize("seconds", [None, 61.0])
     def test_without_a_scheduler_for_a_minute_it_warns_once(
