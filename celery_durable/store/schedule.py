@@ -117,6 +117,8 @@ class ScheduleRows:
                         namespace=context.namespace,
                         name=entry.name,
                         definition=entry.definition,
+                        # As Celery's: a schedule of somebody else's class is asked from when it was new.
+                        last_run_at=context.now(),
                         next_run_at=entry.next_run_at,
                         seen_at=context.now(),
                     )

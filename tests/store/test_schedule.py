@@ -34,11 +34,13 @@ def taken(store: Store, state: EntryState | None = None, seconds: float = 10.0) 
 
 
 class TestDefinition:
-    def test_a_new_entry_is_written_and_has_never_run(self, store: Store) -> None:
+    def test_a_new_entry_is_written_and_its_time_begins_now(self, store: Store) -> None:
         first = store.now() + HOUR
         store.schedule.define([Definition("report", "v1", first)])
         state = load(store)
-        assert (state.definition, state.total_run_count, state.last_run_at) == ("v1", 0, None)
+        assert (state.definition, state.total_run_count) == ("v1", 0)
+        assert state.last_run_at is not None
+        assert abs(state.last_run_at - state.seen_at) <= timedelta(seconds=1)
         assert state.next_run_at is not None
         assert abs(state.next_run_at - first) <= timedelta(milliseconds=1)
 
@@ -127,10 +129,10 @@ class TestAdvance:
         assert (outgoing.key, outgoing.status) == (plain.key, Status.OUTBOX)
 
     def test_a_run_that_is_skipped_counts_for_nothing(self, store: Store) -> None:
-        define(store)
+        before = define(store)
         advanced = store.schedule.advance(taken(store), store.now() + HOUR, has_run=False)
         assert advanced is not None
-        assert (advanced.state.total_run_count, advanced.state.last_run_at) == (0, None)
+        assert (advanced.state.total_run_count, advanced.state.last_run_at) == (0, before.last_run_at)
 
     def test_the_message_of_a_durable_task_is_its_execution(self, store: Store) -> None:
         define(store)

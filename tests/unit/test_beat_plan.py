@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from celery.beat import BeatLazyFunc, Scheduler
-from celery.schedules import BaseSchedule, crontab, solar
+from celery.schedules import BaseSchedule, crontab, schedule, solar
 
 from celery_durable.beat import DurableScheduler
 from celery_durable.records import Status
@@ -27,7 +27,22 @@ def world() -> Iterator[World]:
     world.store.dispose()
 
 
+class WithJitter(schedule):
+    """A class of somebody's own, which goes by when it last ran."""
+
+    def is_due(self, last_run_at: Any) -> Any:
+        return super().is_due(last_run_at)
+
+
 class TestRuns:
+    def test_a_schedule_of_somebody_s_own_first_runs_a_period_after_it_was_new(self, world: World) -> None:
+        world.schedule(report={"schedule": WithJitter(20, app=world.app, nowfun=world.store.now)})
+        beat = world.start()
+        for _ in range(4):
+            world.travel(5.1)
+            beat.run()
+        assert world.sent() == [PLAIN]
+
     def test_a_new_entry_first_runs_at_its_next_occurrence(self, world: World) -> None:
         world.schedule(report={})
         beat = world.start()
