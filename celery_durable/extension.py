@@ -313,6 +313,8 @@ class Durable(Operations):
 
     def dispatch_due(self) -> int:
         """Send a wake message for everything that is due now. Returns how many were due."""
+        # Of a lease that has run out, the task says how many crashes are too many.
+        self.app.loader.import_default_modules()
         dispatcher = self.dispatcher()
         total = 0
         try:

@@ -25,6 +25,10 @@ def run_scheduler(app: Any, *, health_file: Path | None = None) -> None:
         ConfigurationError: a setting is wrong, or the tables are of another version.
     """
     durable = app.durable
+    # As Celery's beat does: a task's own limits hold for a lease that has run out, and who knows no task
+    # would count by the settings.
+    app.loader.import_default_modules()
+    durable.check_configuration()
     health = HealthFile(health_file) if health_file is not None else HealthFile.of_environment()
     deferral = Deferral()
     ticker = build_ticker(durable, deferral, health=health)
