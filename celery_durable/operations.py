@@ -109,19 +109,20 @@ class Operations:
 
     def stats(self) -> Stats:
         """The state of the namespace in numbers. A lease counts as near its end in its last third."""
-        return self.store.statistics.read(self.settings.lease_ttl / 3)
+        return self.store.statistics.read(self.settings.lease_ttl / 3, self.settings.resend_delay)
 
     def filter(self, **chosen: Unpack[FilterOptions]) -> Filter:
         """The filter that some keywords stand for.
 
-        Raises ValueError for a status that there is not or a text that no row can hold, TypeError for an
-        unknown keyword.
+        Raises ValueError for a status that there is not, for what is empty and for a text that no row can
+        hold, TypeError for an unknown keyword.
         """
         unknown = chosen.keys() - FilterOptions.__annotations__.keys()
         if unknown:
             raise TypeError(f"unknown filter: {', '.join(sorted(unknown))}")
         for name in ("task", "owner", "text"):
-            flaw = flaw_of_text(chosen.get(name) or "")
+            value: Any = chosen.get(name)
+            flaw = None if value is None else flaw_of_condition(value)
             if flaw is not None:
                 raise ValueError(f"{name} {flaw}")
         before, after = chosen.get("due_before"), chosen.get("due_after")
@@ -301,9 +302,10 @@ class Operations:
         chosen: FilterOptions,
     ) -> Changed:
         if task_id is None:
-            if not chosen:
-                raise TypeError('name a task id, or a filter such as status="sleeping"')
             only = self.filter(**chosen)
+            if only == Filter():
+                # Also where a variable that holds None was given: it must not mean everything.
+                raise TypeError('name a task id, or a filter such as status="sleeping"')
             done: list[str] = []
             for page in self.store.queries.id_pages(only):
                 done.extend(verdict(page, only))
@@ -326,6 +328,11 @@ class Operations:
         return OperationRefused(operation, task_id, _why_not(found))
 
 
+def flaw_of_condition(text: str) -> str | None:
+    """What is wrong with a text that is to choose executions. An empty one would choose all of them."""
+    return flaw_of_text(text) if text else "must not be empty"
+
+
 def _statuses(status: str | Iterable[str] | None) -> tuple[str, ...]:
     if status is None:
         return ()
@@ -334,6 +341,8 @@ def _statuses(status: str | Iterable[str] | None) -> tuple[str, ...]:
         if name not in STATUSES:
             raise ValueError(f"there is no status {name!r}: use one of {', '.join(STATUSES)}")
         found |= STATUS_GROUPS.get(name, {name})
+    if not found:
+        raise ValueError("status must not be empty")
     return tuple(sorted(found))
 
 

@@ -13,12 +13,11 @@ from celery.bin.base import handle_preload_options
 from celery_durable.cli.base import FAILED, DurableCommand, Failure, extension, say, say_json
 from celery_durable.cli.filters import chosen_by, filter_options
 from celery_durable.cli.naming import unknown_id, unknown_task
-from celery_durable.cli.tables import distance_text, time_text
+from celery_durable.cli.tables import distance_text, shown, time_text
 from celery_durable.cli.values import instant, span
 from celery_durable.errors import ExecutionNotFound, OperationRefused
 from celery_durable.operations import Changed, FilterOptions
 from celery_durable.records import Execution, Status
-from celery_durable.texts import flaw_of_text, shortened
 
 if TYPE_CHECKING:
     from celery_durable.extension import Durable
@@ -230,8 +229,7 @@ def _rehearse_ids(
         return
     for task_id, state in states.items():
         answer = f"would be {verb.done}" if task_id in fitting else f"would not be {verb.done}"
-        shown = task_id if flaw_of_text(task_id) is None else shortened(task_id)
-        say(ctx, f"{shown} {answer}: {state}")
+        say(ctx, f"{shown(task_id)} {answer}: {state}")
 
 
 def _say_changes(
@@ -292,7 +290,7 @@ def _rehearse(
         return
     say(ctx, f"{_tasks(count)} would be {verb.done}, for example:")
     for execution in durable.list(limit=SHOWN, **chosen):
-        say(ctx, f"  {execution.task_id}  {execution.task_name}  {execution.status}")
+        say(ctx, f"  {shown(execution.task_id)}  {shown(execution.task_name)}  {execution.status}")
 
 
 def _confirm(count: int, verb: Verb, yes: bool) -> None:

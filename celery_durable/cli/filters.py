@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from celery_durable.cli.values import instant
-from celery_durable.operations import STATUSES, FilterOptions
-from celery_durable.texts import flaw_of_text, shortened
+from celery_durable.operations import STATUSES, FilterOptions, flaw_of_condition
+from celery_durable.texts import shortened
 
 if TYPE_CHECKING:
     from celery_durable.extension import Durable
@@ -53,7 +53,7 @@ def chosen_by(durable: Durable, options: dict[str, Any]) -> FilterOptions:
         chosen["status"] = status
     for name in ("task", "owner", "text"):
         if (value := options.pop(name, None)) is not None:
-            flaw = flaw_of_text(value)
+            flaw = flaw_of_condition(value)
             if flaw is not None:
                 raise click.UsageError(f"--{name} {shortened(value)} {flaw}.")
             chosen[name] = value

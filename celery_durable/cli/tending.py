@@ -46,6 +46,8 @@ def upgrade(ctx: click.Context, as_json: bool, **_: Any) -> None:
 @handle_preload_options
 def prune(ctx: click.Context, older_than: timedelta | None, dry_run: bool, as_json: bool, **_: Any) -> None:
     """Throw away what has ended and is past its retention. Schedulers do so by themselves now and then."""
+    if older_than is not None and older_than < timedelta(0):
+        raise click.UsageError("--older-than must not be negative.", ctx)
     durable = extension(ctx)
     if dry_run:
         count = durable.store.queries.prunable(*durable.retentions(older_than))

@@ -582,6 +582,9 @@ class TestMistakes:
             ["bogus"],
             ["show"],
             ["show", "a", "b"],
+            ["wake", "--text", ""],
+            ["cancel", "--yes", "--owner", ""],
+            ["prune", "--older-than=-90d"],
         ],
     )
     def test_of_usage(self, run: Run, arguments: list[str]) -> None:

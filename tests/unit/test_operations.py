@@ -133,6 +133,11 @@ class TestMany:
             durable.cancel()
         with pytest.raises(TypeError, match="not both"):
             durable.cancel("one", status="live")  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="filter"):
+            durable.cancel(task=None, status=None)  # type: ignore[call-overload]
+        for empty in ({"status": []}, {"text": ""}, {"owner": ""}, {"task": ""}):
+            with pytest.raises(ValueError, match="must not be empty"):
+                durable.wake(**empty)  # type: ignore[call-overload]
         assert durable.stats().counts == {"scheduled": 3}
 
     def test_prune_goes_on_until_nothing_old_is_left(
