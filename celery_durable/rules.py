@@ -203,6 +203,17 @@ def resend_delay(sends: int, base: float) -> float:
     return min(base * 2.0 ** min(max(sends - 1, 0), 30), max(base, RESEND_CEILING))
 
 
+def since_first_send(sends: int, failures: int, base: float) -> float:
+    """Seconds from the first send of a wake to the next one, which it waits for.
+
+    ``failures``: how often in a row the broker did not confirm the latest.
+    """
+    waits = sum(resend_delay(send, base) for send in range(1, sends))
+    if not failures:
+        return waits + resend_delay(sends, base)
+    return waits + sum(publish_backoff(failure) for failure in range(1, failures + 1))
+
+
 def publish_backoff(sends: int) -> float:
     """Seconds until a message that the broker did not confirm is tried again."""
     return min(0.5 * 2.0 ** min(max(sends - 1, 0), 10), 30.0)

@@ -117,7 +117,11 @@ class DueRows:
         """When the next row is due. One statement, which costs the same however many rows wait."""
         seen = self._looking_ahead.first({})
         assert seen is not None
-        return Outlook(seen["now"], seen["wake_at"])
+        wake_at = seen["wake_at"]
+        if wake_at is None and seen["is_due"]:
+            # It cannot be read, and is the earliest for the database: whoever takes that row sets it aside.
+            wake_at = seen["now"]
+        return Outlook(seen["now"], wake_at)
 
     def _look_ahead(self) -> Select[Any]:
         context, executions = self._context, self._executions
@@ -126,7 +130,8 @@ class DueRows:
             .where(executions.c.namespace == context.namespace, executions.c.wake_at.is_not(None))
             .scalar_subquery()
         )
-        return select(earliest.label("wake_at"), context.now().label("now"))
+        now = context.now()
+        return select(earliest.label("wake_at"), (earliest <= now).label("is_due"), now.label("now"))
 
     def take(self, limit: int, limits: CrashLimits, outage: Outage | None = None) -> Batch:
         """Take up to ``limit`` due rows for ten seconds, the oldest first.
@@ -180,6 +185,8 @@ class DueRows:
         try:
             message = message_of(columns)
             found = row_of(columns, columns["now"])
+            if found.wake_at is None:
+                raise ValueError("its time cannot be read")
             row = found if found.owner is not None else None
             # Taking an expired lease starts the count of wakes anew.
             send = 1 if row is not None else _next_send(found.sends, columns["failures"])

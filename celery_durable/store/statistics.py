@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, not_, select
 
 from celery_durable.records import Kind, Status
+from celery_durable.rules import DISPATCH_LEASE, since_first_send
 from celery_durable.store.base import Context
 from celery_durable.store.dialect import UtcDateTime
 from celery_durable.store.schedule import TICK
@@ -58,15 +59,20 @@ class Statistics:
         self._context = context
         self._executions = context.schema.executions
 
-    def read(self, near_end: float) -> Stats:
-        """Count. ``near_end``: the seconds that a lease has left when it counts as near its end."""
+    def read(self, near_end: float, resend_base: float) -> Stats:
+        """Count.
+
+        ``near_end``: the seconds that a lease has left when it counts as near its end. ``resend_base``: those
+        after which a wake is first sent again.
+        """
         with self._context.database.statements() as connection:
             now, tick = self._clock(connection)
             rows = connection.execute(self._by_status(near_end)).mappings().all()
-            late = self._oldest_unclaimed_sleep(connection) if any(r["unclaimed"] for r in rows) else None
+            sent: list[datetime] = []
+            if any(row["unclaimed"] for row in rows):
+                sent = [*self._unclaimed_sleeps(connection), *self._unclaimed_others(connection, resend_base)]
         oldest = [row["oldest_unsent"] for row in rows if row["oldest_unsent"] is not None]
-        if late is not None and late <= now:
-            oldest.append(late)
+        oldest += [due_at for due_at in sent if due_at <= now]
         upcoming = [row["next"] for row in rows if row["next"] is not None]
         return Stats(
             now=now,
@@ -122,7 +128,7 @@ class Statistics:
             .group_by(columns.status)
         )
 
-    def _oldest_unclaimed_sleep(self, connection: Connection) -> datetime | None:
+    def _unclaimed_sleeps(self, connection: Connection) -> list[datetime]:
         """Since when the oldest sleep is over whose wake nobody has claimed: only the journal knows."""
         executions, journal = self._executions, self._context.schema.journal
         last = (
@@ -147,7 +153,32 @@ class Statistics:
         oldest: datetime | None = connection.execute(
             select(func.min(last.c.due_at, type_=UtcDateTime()))
         ).scalar()
-        return oldest
+        return [] if oldest is None else [oldest]
+
+    def _unclaimed_others(self, connection: Connection, resend_base: float) -> list[datetime]:
+        """About since when the others are due that were sent: their times tell of the next send only."""
+        context, columns = self._context, self._executions.c
+        # The first send is on its way for an instant, and its row is then taken for some seconds only.
+        is_on_its_way = and_(
+            columns.sends == 1, columns.failures == 0, columns.wake_at <= context.now(DISPATCH_LEASE)
+        )
+        groups = connection.execute(
+            select(columns.sends, columns.failures, func.min(columns.wake_at, type_=UtcDateTime()))
+            .where(
+                columns.namespace == context.namespace,
+                columns.owner.is_(None),
+                columns.sends > 0,
+                columns.wake_at.is_not(None),
+                columns.status != Status.SLEEPING,
+                not_(is_on_its_way),
+            )
+            .group_by(columns.sends, columns.failures)
+        )
+        return [
+            next_send - timedelta(seconds=since_first_send(sends, failures, resend_base))
+            for sends, failures, next_send in groups
+            if next_send is not None
+        ]
 
 
 def _number(where: ColumnElement[bool], name: str) -> Any:

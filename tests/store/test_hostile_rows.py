@@ -253,6 +253,24 @@ class TestTimes:
         dispatcher.run_once()
         assert "lost" in sent(app)
 
+    @pytest.mark.parametrize("state", [fall_asleep, run])
+    @pytest.mark.parametrize("nonsense", ["", "2020-13-45"])
+    def test_nonsense_that_is_due_before_all_others_holds_up_none_of_them(
+        self, app: Celery, store: Store, dispatcher: Dispatcher, nonsense: str, state: Any
+    ) -> None:
+        if not store.database.is_sqlite:
+            # PostgreSQL takes none, as the test below shows.
+            return
+        state(store, "bad")
+        schedule(store, "good")
+        write_times(store, "bad", nonsense)
+        outlook = store.due.poll()
+        assert outlook.due_in is not None
+        assert outlook.due_in <= 0
+        assert dispatcher.run_once() >= 1
+        assert "good" in sent(app)
+        assert dispatcher.run_once() == 0, "it is set aside"
+
     def test_nonsense_in_a_file_is_no_time(self, app: Celery, store: Store, dispatcher: Dispatcher) -> None:
         if not store.database.is_sqlite:
             with pytest.raises(Exception, match="invalid input syntax"):
@@ -268,10 +286,10 @@ class TestTimes:
         assert "bad" in command(app, "list")[1]
 
 
-def write_times(store: Store, task_id: str) -> None:
+def write_times(store: Store, task_id: str, wake_at: str = "soon") -> None:
     with store.database.statements() as connection:
         connection.exec_driver_sql(
-            "UPDATE durable_executions SET wake_at = 'soon', created_at = '', updated_at = 'noon'"
+            f"UPDATE durable_executions SET wake_at = '{wake_at}', created_at = '', updated_at = 'noon'"
             f" WHERE task_id = '{task_id}'"
         )
 

@@ -173,7 +173,7 @@ class TestFilter:
         other = open_store(namespace="other")
         assert find(other) == []
         assert other.queries.get("asleep") is None
-        assert other.statistics.read(20.0).counts == {}
+        assert other.statistics.read(20.0, 120.0).counts == {}
 
 
 class TestIdPages:
@@ -188,7 +188,7 @@ class TestIdPages:
 
 class TestStatistics:
     def test_an_empty_namespace(self, store: Store) -> None:
-        stats = store.statistics.read(20.0)
+        stats = store.statistics.read(20.0, 120.0)
         assert (stats.counts, stats.live, stats.overdue, stats.leases) == ({}, 0, 0, 0)
         assert (stats.oldest_due_at, stats.next_due_at, stats.scheduler_seen) == (None, None, None)
         assert stats.lateness == 0.0
@@ -198,7 +198,7 @@ class TestStatistics:
         fall_asleep(store, "b")
         end(store, "c")
         put_into_outbox(store, "plain")
-        stats = store.statistics.read(20.0)
+        stats = store.statistics.read(20.0, 120.0)
         assert stats.counts == {Status.SLEEPING: 2, Status.SUCCEEDED: 1}
         assert (stats.live, stats.outbox) == (2, 1)
 
@@ -206,7 +206,7 @@ class TestStatistics:
         schedule(store, "old", due_in=-300)
         schedule(store, "new", due_in=-5)
         schedule(store, "later", due_in=HOUR)
-        stats = store.statistics.read(20.0)
+        stats = store.statistics.read(20.0, 120.0)
         assert stats.overdue == 2
         assert stats.lateness == pytest.approx(300, abs=30)
         assert stats.next_due_at == columns(store, "later").wake_at
@@ -216,15 +216,32 @@ class TestStatistics:
         at = store.now() - timedelta(minutes=10)
         store.verdicts.move(["a"], Due(at=at))
         send_wake(store, "a")
-        stats = store.statistics.read(20.0)
+        stats = store.statistics.read(20.0, 120.0)
         assert (stats.overdue, stats.unclaimed, stats.most_sends) == (1, 1, 1)
         assert stats.lateness == pytest.approx(600, abs=30)
+
+    @pytest.mark.parametrize(
+        ("sends", "failures", "next_send", "late"),
+        [
+            (1, 0, 60.0, 60.0),  # sent a minute ago
+            (1, 0, 9.0, 0.0),  # taken a moment ago, and on its way
+            (2, 0, 200.0, 160.0),  # sent 160 s ago, and again 40 s ago
+            (1, 2, 0.5, 1.0),  # the broker confirms nothing: two tries, half a second and one apart
+        ],
+    )
+    def test_what_is_no_sleep_stays_late_too_while_nobody_claims_it(
+        self, store: Store, sends: int, failures: int, next_send: float, late: float
+    ) -> None:
+        schedule(store, "a", due_in=-5)
+        edit(store, "a", sends=sends, failures=failures, wake_at=store.context.now(next_send))
+        stats = store.statistics.read(20.0, 120.0)
+        assert stats.lateness == pytest.approx(late, abs=0.5)
 
     def test_leases_and_what_is_left_of_them(self, store: Store) -> None:
         for task_id, left in (("fresh", 50.0), ("near", 10.0), ("out", -10.0)):
             run(store, task_id)
             edit(store, task_id, wake_at=store.context.now(left))
-        stats = store.statistics.read(20.0)
+        stats = store.statistics.read(20.0, 120.0)
         assert (stats.leases, stats.leases_near_end, stats.leases_expired) == (3, 1, 1)
         assert stats.overdue == 0
 
