@@ -34,12 +34,19 @@ class TellingBackend:
 
     def _tell(self, mark: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = self._try(mark, args, kwargs)
-        reached(Point.RESULT_STORED)
-        self._run.told = True
+        if self._is_own(*args, **kwargs):
+            reached(Point.RESULT_STORED)
+            self._run.told = True
         return answer
 
     def _try(self, mark: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._is_own(*args, **kwargs):
+            return mark(*args, **kwargs)
         try:
             return mark(*args, **kwargs)
         except Exception as error:
             raise Reject(error, requeue=False) from error
+
+    def _is_own(self, task_id: str, *args: Any, **kwargs: Any) -> bool:
+        """Whether it is about the run: a body may call ``apply`` of its own task, which tells of another."""
+        return bool(task_id == self._run.lease.task_id)
