@@ -47,6 +47,7 @@ class Shield:
         self._in_body = False
         self._depth = 0
         self._pending: type[BaseException] | None = None
+        self._at_start: type[BaseException] | None = None
         self._async_raise: AsyncRaise | None = None
         # What was delivered: it may arrive a moment after the body's end, and is dropped then.
         self._delivered: tuple[type[BaseException], ...] = ()
@@ -55,6 +56,13 @@ class Shield:
     def in_body(self) -> bool:
         """Whether the body is on, be it inside a durable call."""
         return self._in_body
+
+    def forestall(self, error: type[BaseException]) -> None:
+        """Ask, from any thread, that ``error`` takes the place of a body that has not begun.
+
+        Before ``request``: then either that finds the body on, or the body finds this at its start.
+        """
+        self._at_start = error
 
     def request(self, error: type[BaseException]) -> bool:
         """Ask, from the run's own thread (a signal handler), to raise ``error``. True: raise it now."""
@@ -67,7 +75,7 @@ class Shield:
         return True
 
     def request_from_outside(self, error: type[BaseException], async_raise: AsyncRaise) -> bool:
-        """Ask, from another thread, to raise ``error`` in the run's thread. False: the body is over."""
+        """Ask, from another thread, to raise ``error`` in the run's thread. False: the body is not on."""
         with self._lock:
             if not self._in_body:
                 return False
@@ -94,6 +102,8 @@ class Shield:
         # line and the next, or at the start of the ``finally``, can be interrupted.
         self._in_body = True
         try:
+            if self._at_start is not None:
+                raise self._at_start
             return body()
         finally:
             while True:

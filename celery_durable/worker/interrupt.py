@@ -55,7 +55,7 @@ class Interruptible(Protocol):
         """Tell of a run that is taken from its worker; only once, whoever is the first."""
 
 
-#: Tries once to interrupt a run. False: its body is over.
+#: Tries once to interrupt a run. False: its body is not on.
 Deliver = Callable[[Interruptible], bool]
 
 
@@ -74,6 +74,8 @@ class Interrupter:
         if outcome is not None and outcome.kind == OutcomeKind.CANCELLED:
             # A cancel without terminate: the run ends at its next durable call, like Celery's revoke.
             return
+        # Hooks and signal receivers come before the body, and are not interrupted.
+        run.shield.forestall(LeaseInterrupt)
         left = run.limits.revoke_grace
         # Once at least, also with a grace of 0.
         while self._deliver(run):

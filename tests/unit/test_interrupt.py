@@ -277,6 +277,17 @@ class TestInterrupter:
         Interrupter(deliver, can_kill=True)(run, None)
         assert (deliver.count, killed, run.stopped) == (2, [], 0)
 
+    @pytest.mark.parametrize("can_kill", [True, False])
+    def test_a_run_that_has_not_come_to_its_body_is_stopped_there(
+        self, killed: list[object], caplog: pytest.LogCaptureFixture, can_kill: bool
+    ) -> None:
+        """Signal receivers and hooks come first; a terminate that meets them is not to be forgotten."""
+        run = Run()
+        Interrupter(deliver_to_thread, can_kill=can_kill)(run, None)
+        with pytest.raises(LeaseInterrupt):
+            run.shield.run(lambda: pytest.fail("the body has begun"))
+        assert (killed, run.stopped, caplog.text) == ([], 0, "")
+
     def test_after_the_grace_the_process_kills_itself_and_says_so_before(self, killed: list[object]) -> None:
         run = Run(grace=0.03)
         deliver = Deliveries(run)
@@ -309,6 +320,7 @@ class TestInterrupter:
         deliver = Deliveries(run)
         Interrupter(deliver, can_kill=True)(run, Outcome(OutcomeKind.CANCELLED))
         assert (deliver.count, killed) == (0, [])
+        assert run.shield.run(lambda: "value") == "value"
 
     def test_a_run_that_was_quarantined_by_an_operator_is_stopped(self, killed: list[object]) -> None:
         run = Run(grace=0)

@@ -49,6 +49,20 @@ def ask_from_outside(shield, interpreter, error=LeaseInterrupt):
     return answers[0]
 
 
+# -- before the body ---------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_not_to_begin_does_not(shield):
+    shield.forestall(LeaseInterrupt)
+    with pytest.raises(LeaseInterrupt):
+        shield.run(lambda: pytest.fail("it has begun"))
+    assert not shield.in_body
+
+
+def test_a_body_that_has_begun_is_not_forestalled(shield):
+    assert shield.run(lambda: shield.forestall(LeaseInterrupt) or "value") == "value"
+
+
 # -- from the run's own thread -----------------------------------------------------------------------
 
 
