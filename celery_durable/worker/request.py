@@ -13,7 +13,6 @@ from billiard.common import TERM_SIGNAME
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
 from celery.platforms import signals
-from celery.signals import task_failure
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
@@ -29,7 +28,7 @@ from celery_durable.texts import flaw_of_message
 from celery_durable.tracing import DELIVERY
 from celery_durable.worker.headers import flaw_of_headers
 from celery_durable.worker.limits import fails_at_limit
-from celery_durable.worker.unread import keep_unread
+from celery_durable.worker.unread import announce_unread, keep_unread
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +111,12 @@ class DurableRequest(Request):
         reached(Point.CLAIM_HEARD)
         self._acknowledge_now()
         if self._stop_on_claim is not None:
+            self._stop_run(*self._stop_on_claim)
+
+    def on_accepted(self, pid: Any, time_accepted: float) -> None:
+        """As Celery's; the pool's word of the start may be read after that of the claim."""
+        super().on_accepted(pid, time_accepted)
+        if self._stop_on_claim is not None and self.holds_lease:
             self._stop_run(*self._stop_on_claim)
 
     @property
@@ -310,16 +315,7 @@ class DurableRequest(Request):
             return
         self._acknowledge_now()
         if has_failed:
-            task_failure.send(
-                sender=self._task,
-                task_id=self.id,
-                exception=error,
-                args=self.args,
-                kwargs=self.kwargs,
-                traceback=exc_info.traceback,
-                einfo=exc_info,
-            )
-            self.send_event("task-failed", exception=repr(error), traceback=str(exc_info.traceback))
+            announce_unread(self, self._task, exc_info, error)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """As Celery's; a hard limit ends the run in the database before it is told, or not at all."""

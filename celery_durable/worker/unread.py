@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 from celery.app.task import Context
+from celery.signals import task_failure
 
 from celery_durable.errors import TaskQuarantined
 from celery_durable.logs import about
@@ -47,6 +48,20 @@ def keep_unread(app: Any, delivery: Delivery, message: Any, error: Exception) ->
     durable.store.claims.keep(delivery, durable.settings.resend_delay)
     reached(Point.MESSAGE_KEPT)
     return False
+
+
+def announce_unread(request: Any, task: Any, exc_info: Any, error: Exception) -> None:
+    """Send what Celery would of a task that has failed: its signal and its event."""
+    task_failure.send(
+        sender=task,
+        task_id=request.id,
+        exception=error,
+        args=request.args,
+        kwargs=request.kwargs,
+        traceback=exc_info.traceback,
+        einfo=exc_info,
+    )
+    request.send_event("task-failed", exception=repr(error), traceback=str(exc_info.traceback))
 
 
 def _has_outcome(durable: Any, delivery: Delivery) -> bool:

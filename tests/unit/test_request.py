@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +59,47 @@ def test_a_claim_that_was_reported_and_not_read_yet_is_read_first():
     request = Terminated(heard=KEY)
     request.terminate(None)
     assert request._stopped == [signal.SIGTERM]
+
+
+class Started(DurableRequest):
+    """A request in a pool of processes, which kills what is known to run in one of them."""
+
+    id = "id"
+    name = "proj.task"
+    acknowledged = True
+
+    def __init__(self) -> None:
+        self.killed: list[tuple[int, int]] = []
+        self.number = 1
+        self._task = SimpleNamespace(acks_late=True)
+        self._apply_result = None
+        worker = SimpleNamespace(drain=lambda: None, upkeep=SimpleNamespace(soon=lambda job: None))
+        worker.interrupt_delivery = lambda number: False
+        worker.acknowledge = lambda request: None
+        self._durable: Any = SimpleNamespace(worker=worker, store=SimpleNamespace(verdicts=None))
+
+    def send_event(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def terminate_job(self, pid: int, number: int) -> None:
+        self.killed.append((pid, number))
+
+
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(["claimed", "accepted", "terminate"])), ids="-".join
+)
+def test_what_runs_is_killed_once_its_claim_and_its_process_are_known(order: tuple[str, ...]) -> None:
+    """They are heard on two ways, in any order. Before its claim nothing is killed."""
+    request = Started()
+    hear = {
+        "claimed": lambda: request.on_claimed(KEY),
+        "accepted": lambda: request.on_accepted(4711, monotonic()),
+        "terminate": lambda: request.terminate(request),
+    }
+    for what in order:
+        assert request.killed == []
+        hear[what]()
+    assert request.killed == [(4711, signal.SIGTERM)]
 
 
 class Adopted(DurableRequest):
