@@ -114,6 +114,7 @@ class Outcome:
     """The journaled end of an execution.
 
     ``payload`` is the encoded value or exception (None where nobody gets it), ``reason`` a text for people.
+    ``refusals`` counts how often the result store has not taken it.
     """
 
     kind: str
@@ -121,6 +122,7 @@ class Outcome:
     payload: bytes | None = None
     content_type: str | None = None
     content_encoding: str | None = None
+    refusals: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ DISPATCH_LEASE = 10.0
 RESEND_CEILING = 3600.0
 #: The longest pause before an execution whose worker died is sent again.
 CRASH_CEILING = 300.0
+#: The longest pause before an outcome that the result store did not take is told again.
+TELLING_CEILING = 60.0
 #: So many earlier sends of an id are remembered.
 PAST_SENDS = 16
 #: An outcome whose telling kills this many workers is closed without being told.
@@ -196,6 +198,11 @@ def crash_delay(crashes: int) -> float:
     if crashes <= 1:
         return 0.0
     return min(2.0 ** min(crashes - 1, 30), CRASH_CEILING)
+
+
+def telling_delay(refusals: int) -> float:
+    """Seconds before an outcome is told again which the result store had not taken so often before."""
+    return min(2.0 ** min(refusals, 30), TELLING_CEILING)
 
 
 def resend_delay(sends: int, base: float) -> float:

@@ -11,11 +11,12 @@ from celery_durable.announcer import report_crash
 from celery_durable.errors import LeaseLost, LeaseRenewalTimedOut, StoreUnavailable
 from celery_durable.points import Point, reached
 from celery_durable.records import OutcomeKind, Status
+from celery_durable.rules import telling_delay
 from celery_durable.run import TaskRun
 
 logger = logging.getLogger(__name__)
 
-#: Seconds before an outcome that could not be told, or a body that asked for it, gets its next try.
+#: Seconds before a body that asked for it gets its next try.
 AGAIN = 1.0
 #: The exit code by which billiard ends a pool process that gets a SIGTERM (a signal to the whole process
 #: group of a worker, say).
@@ -133,8 +134,15 @@ def _finish(run: TaskRun, status: str) -> None:
 def _hand_back(run: TaskRun) -> None:
     """The outcome could not be told, or the body wants to run again: soon, and it is no crash."""
     run.lease.close()
-    run.persevered(lambda: run.runtime.store.leases.hand_back(run.claim.key, AGAIN))
+    run.persevered(lambda: _give_back(run))
     reached(Point.RUN_HANDED_BACK)
+
+
+def _give_back(run: TaskRun) -> bool:
+    leases = run.runtime.store.leases
+    if run.outcome is None:
+        return leases.hand_back(run.claim.key, AGAIN)
+    return leases.tell_later(run.claim.key, run.outcome, telling_delay(run.outcome.refusals))
 
 
 def _let_go(run: TaskRun) -> None:

@@ -16,7 +16,7 @@ from celery_durable.logs import about
 from celery_durable.message import HEADER
 from celery_durable.points import Point, reached
 from celery_durable.records import Claim, Kind, OutcomeKind, Refusal, Scheduled, Status
-from celery_durable.rules import TELLING_LIMIT
+from celery_durable.rules import TELLING_LIMIT, telling_delay
 from celery_durable.run import TaskRun, claimed
 from celery_durable.shield import at_work
 from celery_durable.silence import quiet_tracer, silent
@@ -152,13 +152,7 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
     except Reject as reject:
         # From a hook, or because the outcome could not be told: the row brings the task back by itself.
         # Left to Celery, the main process would store a failure for it.
-        logger.warning(
-            "%s[%s] comes back: %s",
-            run.task.name,
-            run.lease.task_id,
-            reject,
-            extra=run.log_fields(),
-        )
+        _log_return(run, reject)
         traced = silent()
     except (WorkerShutdown, WorkerTerminate):
         # Where tasks run in the main process, a signal handler ends the worker in the middle of one.
@@ -180,6 +174,16 @@ def _trace(run: TaskRun, trace: Tracer, arguments: tuple[Any, ...]) -> Any:
     if state == states.RETRY:
         _let_go(traced.info.retval)
     return traced
+
+
+def _log_return(run: TaskRun, reject: Any) -> None:
+    who, fields = (run.task.name, run.lease.task_id), run.log_fields()
+    if run.outcome is None:
+        logger.warning("%s[%s] comes back: %r", *who, reject.reason, extra=fields)
+        return
+    text = "%s[%s] comes back in %g s: its outcome is journaled, but could not be told (%d times): %r"
+    refusals = run.outcome.refusals
+    logger.error(text, *who, telling_delay(refusals), refusals + 1, reject.reason, extra=fields)
 
 
 def _let_go(error: BaseException | None) -> None:

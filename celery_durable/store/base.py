@@ -233,6 +233,8 @@ def outcome_to_text(outcome: Outcome) -> str:
             fields["base64"] = base64.b64encode(outcome.payload).decode("ascii")
         fields["content_type"] = outcome.content_type
         fields["content_encoding"] = outcome.content_encoding
+    if outcome.refusals:
+        fields["refusals"] = outcome.refusals
     return json.dumps(fields)
 
 
@@ -253,11 +255,12 @@ def outcome_from_text(text: str | None) -> Outcome | None:
         kind = fields["kind"]
         texts = [fields.get(name) for name in _OUTCOME_TEXTS]
         is_known = kind in OutcomeKind.ALL
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        refusals = max(0, int(fields.get("refusals", 0)))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not an outcome: {error!r:.200}") from error
     if not is_known or not all(text is None or isinstance(text, str) for text in texts):
         raise ValueError(f"not an outcome: its kind is {kind!r:.60}")
-    return Outcome(kind, payload=payload, **dict(zip(_OUTCOME_TEXTS, texts, strict=True)))
+    return Outcome(kind, payload=payload, **dict(zip(_OUTCOME_TEXTS, texts, strict=True)), refusals=refusals)
 
 
 def outcome_shown(text: str | None) -> Outcome | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, select, tuple_, update
@@ -89,6 +90,14 @@ class Leases:
 
     def hand_back_many(self, keys: Sequence[LeaseKey], delay: float = 0.0) -> int:
         """Give many leases up. Returns how many were still held."""
+        return self._release(keys, delay)
+
+    def tell_later(self, key: LeaseKey, outcome: Outcome, delay: float) -> bool:
+        """Hand back what has an outcome that the result store did not take, and count that in it."""
+        counted = replace(outcome, refusals=outcome.refusals + 1)
+        return self._release([key], delay, outcome=outcome_to_text(counted)) == 1
+
+    def _release(self, keys: Sequence[LeaseKey], delay: float, **values: Any) -> int:
         context = self._context
         released = self._change(
             keys,
@@ -97,6 +106,7 @@ class Leases:
             draining=False,
             wake_at=context.now(delay),
             updated_at=context.now(),
+            **values,
         )
         if released:
             context.nearer(Due(seconds=delay))

@@ -44,6 +44,7 @@ WRITES = {
     "renew many": lambda store, key: store.leases.renew([key, replace(key, task_id="none")], TTL),
     "hand_back": lambda store, key: store.leases.hand_back(key),
     "hand_back_many": lambda store, key: store.leases.hand_back_many([key, replace(key, token=99)]),
+    "tell_later": lambda store, key: store.leases.tell_later(key, VALUE, 1.0),
     "mark_draining": lambda store, key: store.leases.mark_draining([key]),
     "recover": lambda store, key: store.leases.recover(key, 3),
     "take_from_child": lambda store, key: store.leases.take_from_child(key, "main", TTL, TIMED_OUT),
@@ -256,6 +257,19 @@ def test_an_outcome_that_could_not_be_told_is_kept_by_the_handing_back(store, ta
 
     assert store.leases.hand_back(key)
     assert (tables.row()["status"], claimed(store, wake()).outcome) == ("ending", VALUE)
+
+
+def test_how_often_an_outcome_could_not_be_told_is_counted_with_it(store, tables, key):
+    store.runs.end(key, VALUE, TTL)
+    outcome = VALUE
+    for count in range(1, 4):
+        assert store.leases.tell_later(key, outcome, 30.0)
+        assert 20 < tables.due_in() <= 30
+        assert (tables.row()["owner"], tables.row()["sends"], tables.row()["crashes"]) == (None, 0, 0)
+        tables.expire()
+        granted = claimed(store, wake())
+        key, outcome = granted.key, granted.outcome
+        assert outcome == replace(VALUE, refusals=count)
 
 
 def test_many_leases_are_handed_back_and_those_that_were_lost_are_not_counted(store, tables):

@@ -14,6 +14,7 @@ from celery_durable.rules import (
     CRASH_CEILING,
     PAST_SENDS,
     RESEND_CEILING,
+    TELLING_CEILING,
     Action,
     Outage,
     Ruling,
@@ -25,6 +26,7 @@ from celery_durable.rules import (
     rule_on_crash,
     rule_on_delivery,
     sends_before,
+    telling_delay,
 )
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
@@ -416,3 +418,8 @@ def test_pauses_never_shrink_and_never_overflow(count):
     assert crash_delay(count) <= crash_delay(count + 1) <= CRASH_CEILING
     assert resend_delay(count, 120) <= resend_delay(count + 1, 120) <= RESEND_CEILING
     assert publish_backoff(count) <= publish_backoff(count + 1) <= 30
+
+
+def test_the_more_often_an_outcome_could_not_be_told_the_longer_it_waits():
+    assert [telling_delay(refusals) for refusals in range(4)] == [1.0, 2.0, 4.0, 8.0]
+    assert telling_delay(10**9) == TELLING_CEILING
