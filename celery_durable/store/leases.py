@@ -147,20 +147,24 @@ class Leases:
                 ).rowcount
         return changed
 
-    def recover(self, key: LeaseKey, max_crashes: int | None) -> Outcome | bool:
+    def recover(self, key: LeaseKey, max_crashes: int | None, delay: float = 0.0) -> Outcome | bool:
         """Take a lease from a process that is known to be dead, and count the crash.
+
+        ``delay``: the least pause before its next claim, for a process that is about to be killed.
 
         Returns False if it was not held any more, the outcome where the crash limit was reached,
         else True.
         """
         context = self._context
         with context.database.transaction() as connection:
-            answer = self._recover(connection, key, max_crashes)
+            answer = self._recover(connection, key, max_crashes, delay)
         if answer is not False:
             context.nearer()
         return answer
 
-    def _recover(self, connection: Connection, key: LeaseKey, max_crashes: int | None) -> Outcome | bool:
+    def _recover(
+        self, connection: Connection, key: LeaseKey, max_crashes: int | None, delay: float
+    ) -> Outcome | bool:
         context, executions = self._context, self._executions
         found = (
             connection.execute(
@@ -174,12 +178,12 @@ class Leases:
         row = row_of(found, found["now"])
         ruling = count_crash(row, max_crashes=max_crashes, excused=row.draining)
         outcome = None
-        changes = {"crashes": ruling.crashes, "wake_at": context.now(ruling.delay)}
+        changes = {"crashes": ruling.crashes, "wake_at": context.now(max(delay, ruling.delay))}
         if ruling.quarantine:
             outcome = Outcome(OutcomeKind.QUARANTINED, crash_reason(ruling.crashes))
             changes = {
                 "crashes": 0,
-                "wake_at": context.now(),
+                "wake_at": context.now(delay),
                 "status": Status.ENDING,
                 "outcome": outcome_to_text(outcome),
             }

@@ -36,6 +36,9 @@ _CONTROL = (Ignore, Reject, Retry)
 _IN_THE_BODY = ("args", "kwargs")
 #: What billiard reports of a child that is gone; ``Terminated`` where the worker itself has killed it.
 _DEATHS = (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)
+#: Seconds after which a child is dead that billiard kills when it has reported a hard limit: its claim must
+#: not meet the next one's.
+KILLED_AFTER = 1.0
 
 
 class DurableRequest(Request):
@@ -338,14 +341,16 @@ class DurableRequest(Request):
                 self.id,
                 extra=about(self.name, self.id),
             )
-            # The child is killed a moment from now; its claim must not meet the next one's.
-            self._hand_back(self.lease_key, 1.0)
+            self._hand_back(self.lease_key, KILLED_AFTER)
 
     def _fail_at_limit(self, key: LeaseKey, timeout: float) -> None:
         reached(Point.LIMIT_HIT)
-        taken = self._end_from_here(key, TimeLimitExceeded(timeout), f"hard time limit ({timeout:g} s)")
+        error = TimeLimitExceeded(timeout)
+        taken = self._end_from_here(key, error, f"hard time limit ({timeout:g} s)")
         if taken is None:
             task_ready(self)
+            # As in ``_fail_untold``: it may have been telling another outcome.
+            self._durable.worker.upkeep.soon(lambda: self._recover(key, error, KILLED_AFTER))
             return
         reached(Point.LIMIT_WRITTEN)
         super().on_timeout(False, timeout)
@@ -387,9 +392,9 @@ class DurableRequest(Request):
         else:
             self._durable.worker.upkeep.soon(lambda: self._recover(key, error))
 
-    def _recover(self, key: LeaseKey, error: BaseException) -> None:
+    def _recover(self, key: LeaseKey, error: BaseException, delay: float = 0.0) -> None:
         limits = self._durable.limits(self._task)
         reached(Point.CHILD_LOST)
-        answer = self._durable.runtime.store.leases.recover(key, limits.max_crashes)
+        answer = self._durable.runtime.store.leases.recover(key, limits.max_crashes, delay)
         reached(Point.CHILD_RECOVERED)
         report_crash(self._task, key, answer, error)

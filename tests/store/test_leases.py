@@ -317,6 +317,11 @@ def test_the_task_of_a_dead_child_is_due_at_once_whatever_its_ttl(store, tables,
     assert claimed(store, wake()).key.token == 2
 
 
+def test_a_child_that_is_about_to_be_killed_is_given_the_time_for_it(store, tables, key):
+    assert store.leases.recover(key, 3, 30.0) is True
+    assert 20 < tables.due_in() <= 30
+
+
 def test_the_more_often_a_child_dies_of_a_task_the_longer_it_waits(store, tables, key):
     waits = []
     for _ in range(4):

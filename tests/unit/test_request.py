@@ -153,8 +153,8 @@ class Leases:
         self.calls.append("outcome written")
         return LeaseKey(key.task_id, owner, key.token + 1)
 
-    def recover(self, key: LeaseKey, max_crashes: int | None) -> bool:
-        self.calls.append("recovered")
+    def recover(self, key: LeaseKey, max_crashes: int | None, delay: float) -> bool:
+        self.calls.append(f"recovered, due in {delay:g} s" if delay else "recovered")
         return self.is_held
 
     def hand_back(self, key: LeaseKey, delay: float) -> bool:
@@ -266,3 +266,17 @@ def test_a_failure_that_the_tracer_has_told_is_left_to_celery(told: list[Any]) -
     request = Claimed()
     request.on_failure(info_of(ValueError("7")), return_ok=True)
     assert request.leases.calls == ["told"]
+
+
+@pytest.mark.parametrize("why", ["its child was telling another outcome", "the database is away"])
+def test_a_hard_limit_that_cannot_be_written_takes_the_lease_from_the_child_that_dies_of_it(
+    told: list[Any], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Nobody else tells of that death, and the lease would have to run out."""
+    monkeypatch.setattr(request_module, "fails_at_limit", lambda task: True)
+    request = Claimed()
+    request.leases.outcome = "a value" if "outcome" in why else None
+    request.leases.is_away = "away" in why
+    request.on_timeout(False, 5)
+    # billiard kills the child when it has told us.
+    assert (request.leases.calls, told) == (["recovered, due in 1 s"], [])
