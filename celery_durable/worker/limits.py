@@ -17,9 +17,10 @@ from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from billiard.pool import SIG_SOFT_TIMEOUT
+from celery._state import get_current_task
 
 from celery_durable.clock import monotonic
-from celery_durable.run import claimed_run
+from celery_durable.run import TaskRun, claimed_run
 from celery_durable.shield import work_began
 
 logger = logging.getLogger(__name__)
@@ -66,15 +67,20 @@ class _Guard:
         #: Seconds of a limit that has passed before the body began.
         self.missed: float | None = None
         self._inner = inner
+        # The run that has had its limit: a worker that stops warmly sends it once more (billiard 4.3).
+        self._told: TaskRun | None = None
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         run = claimed_run()
+        if run is not None and run is self._told:
+            return
         if run is not None and run.shield.request(SoftTimeLimitExceeded):
+            self._told = run
             raise SoftTimeLimitExceeded
         began = work_began()
         if began is None:
-            # A plain task's.
-            if callable(self._inner):
+            # A plain task's; or nobody's, which comes late, and would end the process between two tasks.
+            if get_current_task() is not None and callable(self._inner):
                 self._inner(signum, frame)
         elif run is None or not run.entered:
             self.missed = monotonic() - began

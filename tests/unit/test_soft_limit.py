@@ -63,9 +63,30 @@ def test_it_is_raised_in_the_body() -> None:
         assert Run().work(pass_the_limit) == "limited"
 
 
-def test_a_plain_task_gets_it_as_ever(plain: list[int]) -> None:
+def test_it_is_raised_once_in_a_run() -> None:
+    """billiard sends it once more when a worker stops, to a body that is cleaning up after it."""
+
+    def cleans_up() -> str:
+        try:
+            pass_the_limit()
+        except SoftTimeLimitExceeded:
+            pass_the_limit()
+        return "cleaned up"
+
+    with at_work():
+        assert Run().work(cleans_up) == "cleaned up"
+        assert Run().work(pass_the_limit) == "limited"
+
+
+def test_a_plain_task_gets_it_as_ever(plain: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "get_current_task", lambda: "a task")
     pass_the_limit()
     assert plain == [SIG_SOFT_TIMEOUT]
+
+
+def test_between_two_tasks_it_is_nobodys(plain: list[int]) -> None:
+    pass_the_limit()
+    assert plain == []
 
 
 def test_what_passed_before_the_body_passes_again_as_long_after_its_start(plain: list[int]) -> None:
