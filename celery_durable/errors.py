@@ -281,3 +281,13 @@ class Park(BaseException):
 
 class LeaseInterrupt(BaseException):
     """Thrown into the body of a run that lost its lease. Takes no data: it is thrown by class."""
+
+
+def failure_of(error: BaseException) -> Exception:
+    """The failure of a task whose body was left by this.
+
+    Celery's tracer lets what is no Exception pass untold, also when it is raised to be told again.
+    """
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"the body was left by {error!r:.400}")

@@ -21,6 +21,7 @@ from celery_durable.errors import (
     LeaseLost,
     Park,
     TaskQuarantined,
+    failure_of,
 )
 from celery_durable.execution import Execution
 from celery_durable.followers import build_followers
@@ -184,8 +185,7 @@ class TaskRun:
             # Also a group of exceptions only, which is both.
             raise
         except STRAY as error:
-            # It is no Exception: Celery's tracer would let it pass untold, while the row goes on.
-            raise RuntimeError(f"the body was left by {error!r:.400}") from error
+            raise failure_of(error) from error
         finally:
             current_run.reset(token)
             # Celery's ``task_postrun`` is next.

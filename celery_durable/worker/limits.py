@@ -39,7 +39,7 @@ def guard_soft_limit() -> None:
     if _guard is None or _guard.pid != os.getpid():
         _guard = _Guard(signal.getsignal(SIG_SOFT_TIMEOUT))
         signal.signal(SIG_SOFT_TIMEOUT, _guard)
-    _guard.missed = None
+    _guard.begin()
 
 
 @contextmanager
@@ -69,6 +69,10 @@ class _Guard:
         self._inner = inner
         # The run that has had its limit: a worker that stops warmly sends it once more (billiard 4.3).
         self._told: TaskRun | None = None
+
+    def begin(self) -> None:
+        """Another run is about to be claimed."""
+        self.missed = self._told = None
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         run = claimed_run()

@@ -19,7 +19,7 @@ from celery.worker.state import task_ready
 from celery_durable.announcer import report_crash
 from celery_durable.clock import monotonic
 from celery_durable.control import REASON
-from celery_durable.errors import StoreUnavailable
+from celery_durable.errors import StoreUnavailable, failure_of
 from celery_durable.logs import about
 from celery_durable.message import received
 from celery_durable.points import Point, reached
@@ -293,17 +293,15 @@ class DurableRequest(Request):
 
     def _fail_untold(self, key: LeaseKey, exc_info: Any, error: BaseException) -> None:
         """A failure that only the pool has seen: it is told when it is in the row, or not at all."""
-        if not isinstance(error, Exception):
-            # Whoever has to tell it again raises it in the tracer, which must not be left by it once more.
-            error = RuntimeError(f"the body was left by {error!r:.400}")
-        taken = self._end_from_here(key, error, f"{type(error).__name__}: {error}"[:500])
+        failure = failure_of(error)
+        taken = self._end_from_here(key, failure, f"{type(failure).__name__}: {failure}"[:500])
         if taken is None:
             task_ready(self)
             self._log(logging.WARNING, "is left to its row, which says what becomes of it: %r", error)
             # Still held, with an outcome that its process died of telling, as it were; else nothing is done.
             self._durable.worker.upkeep.soon(lambda: self._recover(key, error))
             return
-        exc_info.exception, exc_info.type = error, type(error)
+        exc_info.exception, exc_info.type = failure, type(failure)
         super().on_failure(exc_info)
         self._finish(taken, Status.FAILED)
 
