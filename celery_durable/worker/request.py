@@ -7,6 +7,8 @@ recovers the row when the pool child dies.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from billiard.common import TERM_SIGNAME
@@ -289,21 +291,10 @@ class DurableRequest(Request):
             task_ready(self)
             self._hand_back(key)
         else:
-            self._fail_untold(key, exc_info, error)
-
-    def _fail_untold(self, key: LeaseKey, exc_info: Any, error: BaseException) -> None:
-        """A failure that only the pool has seen: it is told when it is in the row, or not at all."""
-        failure = failure_of(error)
-        taken = self._end_from_here(key, failure, f"{type(failure).__name__}: {failure}"[:500])
-        if taken is None:
-            task_ready(self)
-            self._log(logging.WARNING, "is left to its row, which says what becomes of it: %r", error)
-            # Still held, with an outcome that its process died of telling, as it were; else nothing is done.
-            self._durable.worker.upkeep.soon(lambda: self._recover(key, error))
-            return
-        exc_info.exception, exc_info.type = failure, type(failure)
-        super().on_failure(exc_info)
-        self._finish(taken, Status.FAILED)
+            failure = failure_of(error)
+            exc_info.exception, exc_info.type = failure, type(failure)
+            reason = f"{type(failure).__name__}: {failure}"[:500]
+            self._fail_from_here(key, failure, reason, partial(super().on_failure, exc_info))
 
     def _keep_unread(self, exc_info: Any, error: Exception) -> None:
         """It failed before its claim, as with a body that the pool process cannot decode."""
@@ -342,16 +333,27 @@ class DurableRequest(Request):
             self._hand_back(self.lease_key, KILLED_AFTER)
 
     def _fail_at_limit(self, key: LeaseKey, timeout: float) -> None:
+        error, reason = TimeLimitExceeded(timeout), f"hard time limit ({timeout:g} s)"
+        tell = partial(super().on_timeout, False, timeout)
+        self._fail_from_here(key, error, reason, tell, KILLED_AFTER)
+
+    def _fail_from_here(
+        self, key: LeaseKey, error: Exception, reason: str, tell: Callable[[], Any], delay: float = 0.0
+    ) -> None:
+        """End in failure a run whose process cannot do so: the row first, then who is to be told.
+
+        ``delay``: the least pause before its next claim, where it cannot.
+        """
         reached(Point.LIMIT_HIT)
-        error = TimeLimitExceeded(timeout)
-        taken = self._end_from_here(key, error, f"hard time limit ({timeout:g} s)")
+        taken = self._end_from_here(key, error, reason)
         if taken is None:
             task_ready(self)
-            # As in ``_fail_untold``: it may have been telling another outcome.
-            self._durable.worker.upkeep.soon(lambda: self._recover(key, error, KILLED_AFTER))
+            self._log(logging.WARNING, "is left to its row, which says what becomes of it: %r", error)
+            # Still held, with an outcome that its process died of telling, as it were; else nothing is done.
+            self._durable.worker.upkeep.soon(lambda: self._recover(key, error, delay))
             return
         reached(Point.LIMIT_WRITTEN)
-        super().on_timeout(False, timeout)
+        tell()
         reached(Point.LIMIT_TOLD)
         self._finish(taken, Status.FAILED)
 
